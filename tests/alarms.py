@@ -14,14 +14,14 @@ def by_recordings(evidence, entry):
     return verdict_of(screen(evidence, entry))
 
 
-def findings_of(verdict, sound=True):
+def findings_of(verdict, otherwise=None):
     """What rules found, if this verdict came of it."""
     whole = Refusal(verdict.status, verdict.reason, verdict.figures, verdict.detail)
     return Findings(
         verdict.case_id,
         verdict.metrics,
         whole if verdict.whole else None,
-        sound,
+        otherwise,
         verdict.recordings,
         verdict.against,
         verdict.p_value,
@@ -57,7 +57,7 @@ def ended(verdict, answer=None):
 
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
     """The verdict under these permissions."""
-    found = findings_of(verdict, measurement_problem(evidence) is None)
+    found = findings_of(verdict, measurement_problem(evidence))
     return verdict_of(found.under(permissions, today))
 
 

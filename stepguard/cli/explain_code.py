@@ -107,6 +107,9 @@ def _explain(options: argparse.Namespace) -> int:
     if options.code in METRICS:
         say(*_metric(options.code))
         return 0
+    if instead := former.METRICS.get(options.code):
+        say(f"{options.code} is no metric any more: {instead}")
+        return 0
     known = list(codes())
     if not options.code:
         width = max(len(code.name) for code in known)
@@ -124,8 +127,11 @@ def _explain(options: argparse.Namespace) -> int:
     if not asked:
         verdicts = {v.replace(" ", "_") for code in known for v in code.verdict.split(", ")}
         names = [code.name for code in known] + sorted(filter(str.isupper, verdicts))
-        (nearest,) = get_close_matches(wanted, names, n=1, cutoff=0)
-        raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
+        shown = {name.upper(): name for name in (*names, *METRICS)}
+        (nearest,) = get_close_matches(wanted, shown, n=1, cutoff=0)
+        raise UsageError(
+            f"{options.code!r} is no reason and no metric; the nearest is {shown[nearest]}"
+        )
     for code in asked:
         say(f"{code.name} ({code.verdict})", *code.lines())
     return 0

@@ -195,6 +195,9 @@ class Counts:
     # How many steps its launch ran between the first step and the counted ones. None: not known.
     after_steps: Steps | None = None
     launches: int = 1  # that counted: a second one if the first did not settle all counters
+    # Metric -> the count of each step of both launches, if these disagree and most steps have its
+    # value.
+    of_both: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

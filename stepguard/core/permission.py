@@ -32,7 +32,7 @@ class Effect(StrEnum):
     """The effect of a permission in one run."""
 
     ALLOWED = "ALLOWED"  # the metric fails, and the case passes nevertheless
-    NOT_APPLIED = "NOT_APPLIED"  # the case as a whole was not measured, not compared or not decided
+    NOT_APPLIED = "NOT_APPLIED"  # the case or the metric was not measured, compared or decided
     NOT_GATED = "NOT_GATED"  # the case does not gate the metric
     NOT_NEEDED = "NOT_NEEDED"  # the metric does not fail
     EXPIRED = "EXPIRED"  # its last day is over

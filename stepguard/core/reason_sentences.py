@@ -179,10 +179,22 @@ class SlowSteps(Sentence, frozen=True):
 
 
 class OverSteps(Sentence, frozen=True):
-    """A count is of several steps together, since steps differ."""
+    """A count is of several steps together, since steps differ. Or it is most steps' count, since
+    launches disagree.
+    """
 
-    says = "in {steps} steps together"
     steps: int
+    counts: tuple[tuple[int, int], ...] = ()  # each count and how many steps have it, most first
+
+    @property
+    def text(self) -> str:
+        """Return "in 2 steps together", or "in 42 of 50 steps, 1 in 8"."""
+        if not self.counts:
+            return f"in {self.steps} steps together"
+        (_, most), *others = self.counts
+        return ", ".join(
+            [f"in {most} of {self.steps} steps", *(f"{count:,} in {n}" for count, n in others)]
+        )
 
 
 OfCase = (

@@ -56,6 +56,11 @@ def allowed_by_comment(source_line: str) -> str:
     return reason if re.search(r"\w", reason) else ""
 
 
+def without_mark(source_line: str) -> str:
+    """Return a line without the comment that allows its sync."""
+    return _MARKER.sub("", source_line).rstrip()
+
+
 def _comment(source_line: str) -> str:
     """Return the line's comment, not what looks like one inside a string."""
     with suppress(tokenize.TokenError, SyntaxError):  # a line need not be a whole statement

@@ -26,6 +26,7 @@ from stepguard.core.reason_sentences import (
     OfCase,
     OfConfirmation,
     OfMetric,
+    OverSteps,
     OwnLimit,
 )
 from stepguard.core.reasons import NOTICES, Reason
@@ -172,11 +173,11 @@ class MetricVerdict(_Data, frozen=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether the report shows the metric although it passes: its reason is one of
-        NOTICES, or pairs cleared an alarm.
+        NOTICES, pairs cleared an alarm, or launches disagree on a count.
         """
-        return self.status.outcome == "passed" and (
-            self.reason in NOTICES or self.confirmed is not None
-        )
+        disagree = isinstance(self.figures, OverSteps) and bool(self.figures.counts)
+        noted = self.reason in NOTICES or self.confirmed is not None or disagree
+        return self.status.outcome == "passed" and noted
 
     @property
     def rank(self) -> float:

@@ -7,16 +7,20 @@ most, or of another rank if its verdict is worse.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
+from msgspec.structs import replace
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATOR_METRICS, PEAK
 from stepguard.core.reason_sentences import OverSteps, OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.site import Site
+from stepguard.core.source_marks import without_mark
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
@@ -135,6 +139,7 @@ def _compare_count(
     names the places that moved.
     """
     now, *past = on_same_steps(now, *past)
+    now = _with_marked(metric, now, past[-1])
     new, old = now.counters[metric], _recorded_count(metric, past)
     # With equal totals one part may have replaced another. A recording without parts cannot show
     # that.
@@ -164,6 +169,48 @@ def _compare_count(
         failing_ranks=judged.failing,
         figures=OverSteps(steps=steps) if steps else None,
     )
+
+
+def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
+    """Return ``now`` with the calls that it allows at lines where ``past`` counts them: a mark is
+    no gain, and hides no other call.
+    """
+    newly = _calls_at_lines(metric, now, True) - _calls_at_lines(metric, past, True)
+    marked = newly & _calls_at_lines(metric, past, False)
+    if not (calls := marked.total()):
+        return now
+    sites = [
+        replace(site, allowed="", text=without_mark(site.text)) if marked[_unmarked(site)] else site
+        for site in now.sites[metric]
+    ]
+    count, ranks = now.counters[metric] + calls, now.by_rank
+    old, new = (side.differing_ranks().get(metric) for side in (past, now))
+    if several := len(old or new or ()):  # which ranks make these calls is not known
+        before, after = (
+            each or [side.counters[metric]] * several for each, side in ((old, past), (new, now))
+        )
+        both = zip(before, after, strict=True)
+        raised = [max(n, min(then, n + calls)) for then, n in both]
+        count, ranks = max(raised), now.differing_ranks() | {metric: raised}
+    return replace(
+        now,
+        counters=now.counters | {metric: count},
+        sites=now.sites | {metric: sites},
+        by_rank=ranks,
+    )
+
+
+def _calls_at_lines(metric: str, of: Recording, allowed: bool) -> Counter[tuple[str, ...]]:
+    """Return how often each line makes calls that are allowed, or such that are not."""
+    calls: Counter[tuple[str, ...]] = Counter()
+    for site in of.sites.get(metric, ()):
+        if site.file and bool(site.allowed) is allowed:
+            calls[_unmarked(site)] += site.count
+    return calls
+
+
+def _unmarked(site: Site) -> tuple[str, ...]:
+    return site.file, site.function, without_mark(site.text)
 
 
 def _change_pct_of(old: float | None, new: float) -> float | None:

@@ -9,12 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Counts, Evidence
 from stepguard.core.metrics import GROWING_LINES
-from stepguard.core.reason_sentences import STEPS_DIFFER
+from stepguard.core.reason_sentences import STEPS_DIFFER, OverSteps
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.text import listed
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.summarise_evidence import summarise
 
@@ -71,6 +74,7 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
             continue
         elif usual := _usual(name, first, again):
             counts = with_count(counts, name, usual)
+            counts = replace(counts, of_both=counts.of_both | {name: (*each[0], *each[1])})
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
@@ -78,6 +82,16 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
                 why += f" ({_moved(*parts)})"
             counts = _undecided(counts, name, why)
     return counts
+
+
+def with_both(metric: MetricVerdict, counts: Counts) -> MetricVerdict:
+    """Return the metric; if launches disagree on it, with the counts that their steps have."""
+    each = Counter(counts.of_both.get(metric.metric, ()))
+    if not each:
+        return metric
+    return structs.replace(
+        metric, figures=OverSteps(steps=each.total(), counts=tuple(each.most_common()))
+    )
 
 
 def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts:

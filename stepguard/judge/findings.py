@@ -22,7 +22,7 @@ class Findings:
     case_id: str
     metrics: tuple[MetricVerdict, ...] = ()
     whole: Refusal | None = None
-    sound: bool = True  # no evidence is missing or undecided
+    otherwise: Refusal | None = None  # what decides if waivers cover each metric that fails
     recordings: int = 0
     against: str = ""
     p_value: float | None = None
@@ -43,11 +43,8 @@ class Findings:
         """Return the metrics, all or these, under the permissions, and the effect of each
         permission.
         """
-        # In an unsound case a counter that moved decides although other metrics are unknown. With a
-        # waiver for that counter an undecided case would pass.
-        unsound = self.whole is not None or not self.sound
         judged = self.metrics if metrics is None else metrics
-        return permitted(judged, self.permissions, unsound, self.today)
+        return permitted(judged, self.permissions, self.whole is not None, self.today)
 
     def covers(self, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""
@@ -59,13 +56,15 @@ def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
     although another branch's judges.
     """
     metrics, outcomes = findings.permitted()
-    status, reason, until = _decided(findings.whole, metrics)
+    failed = any(metric.gated and metric.outcome == "failed" for metric in metrics)
+    whole = findings.whole or (None if failed else findings.otherwise)
+    status, reason, until = _decided(whole, metrics)
     return Verdict(
         findings.case_id,
         status,
         reason,
-        figures=findings.whole.figures if findings.whole else None,
-        detail=findings.whole.detail if findings.whole else "",
+        figures=whole.figures if whole else None,
+        detail=whole.detail if whole else "",
         metrics=metrics,
         recordings=findings.recordings,
         accepted=accepted,

@@ -76,7 +76,7 @@ def findings_of(comparison: Comparison) -> Findings:
     asked = untimed or refused.status is Status.INCONCLUSIVE
     known = _known(comparison) if asked else ()
     if any(metric.status is Status.CHANGED for metric in known):
-        return _findings(comparison, known)
+        return _findings(comparison, known, otherwise=refused)
     return _findings(comparison, _shown(comparison, refused, known), whole=refused)
 
 
@@ -297,9 +297,7 @@ def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status |
 def _findings(
     comparison: Comparison, metrics: tuple[MetricVerdict, ...], **others: Any
 ) -> Findings:
-    head = comparison.head
-    sound = measurement_problem(head) is None
-    return Findings(head.case_id, metrics, sound=sound, against=comparison.named, **others)
+    return Findings(comparison.head.case_id, metrics, against=comparison.named, **others)
 
 
 def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, Any]:

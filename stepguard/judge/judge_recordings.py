@@ -48,7 +48,7 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
-        if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
+        if risen := _risen(evidence, now, entry, problem):
             return risen
         shown = evidence.launches
         return _refused(evidence, problem, now if shown else None)
@@ -108,17 +108,21 @@ def _other(reason: Reason, figures: OfCase) -> Refusal:
     return Refusal(Status.NOT_COMPARABLE, reason, figures)
 
 
-def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
+def _risen(
+    evidence: Evidence, now: Recording, entry: Entry | None, problem: Refusal
+) -> Findings | None:
     """Return findings with CHANGED if a known counter moved, although other counters or the times
     are undecided; else None. Example: a step that recompiles for ever never gets steady, and its
     recompiles are the cause.
     """
+    if problem.status is not Status.INCONCLUSIVE:
+        return None
     past, _ = _past(evidence, now, entry)
     moved = moved_counters(now, past, evidence.gates) if past else ()
     if not moved:
         return None
     metrics = (*moved, *undecided_metrics(evidence))
-    return Findings(evidence.case_id, metrics, sound=False, recordings=len(past))
+    return Findings(evidence.case_id, metrics, otherwise=problem, recordings=len(past))
 
 
 def moved_counters(

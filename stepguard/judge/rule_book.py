@@ -12,7 +12,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.question import Question
 from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.alarm import alarm_of, settled
-from stepguard.judge.count_again import doubtful, doubtful_of, doubtful_of_other
+from stepguard.judge.count_again import doubtful, doubtful_of, doubtful_of_other, with_both
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_pairs import findings_of, wants_another_pair, wants_every_pair
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
@@ -69,11 +69,12 @@ def judge(question: Question) -> Verdict:
 
 def _findings(question: Question) -> Findings:
     if question.pairs is not None:
-        findings = findings_of(question.pairs)
+        findings, head = findings_of(question.pairs), question.pairs.head
     else:
         assert question.now is not None, "a question without pairs is about evidence"
-        findings = screen(question.now, question.entry, question.path)
-    return findings.under(question.permissions, question.today)
+        findings, head = screen(question.now, question.entry, question.path), question.now
+    metrics = tuple(with_both(metric, head.counted) for metric in findings.metrics)
+    return replace(findings, metrics=metrics).under(question.permissions, question.today)
 
 
 def _wants_launch(question: Question, now: Evidence) -> bool:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
@@ -21,17 +22,18 @@ MAX_PCT = 50
 # The largest waived value of a counter whose recorded count is very small.
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20
 _FAILING = (Status.SLOWER, Status.CHANGED)
+_STAY_UNDECIDED = (Reason.COUNT_UNSTABLE, Reason.NOT_STEADY)
 Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has one of them
 
 
 def permitted(
     metrics: tuple[MetricVerdict, ...],
     permissions: Sequence[Permission],
-    unsound: bool,
+    whole: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
     """Return a case's metrics under its permissions, and the effect of each permission. None
-    applies to a case that is ``unsound``, or that was judged as a whole.
+    applies to a case that was judged as a ``whole``.
 
     Only SLOWER and CHANGED can be permitted. A metric that is permitted keeps its status and gets
     the waiver's last day.
@@ -41,7 +43,7 @@ def permitted(
         PermissionOutcome(
             permission,
             Effect.NOT_APPLIED
-            if unsound
+            if whole
             else effect_of(permission, known.get(permission.metric), today),
         )
         for permission in permissions
@@ -62,7 +64,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
     if metric is None or not metric.gated:
         return Effect.NOT_GATED
     if metric.status not in _FAILING:
-        return Effect.NOT_NEEDED
+        return Effect.NOT_APPLIED if metric.outcome == "error" else Effect.NOT_NEEDED
     # This comes after NOT_NEEDED: an expired waiver of a metric that passes does no harm.
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED
@@ -134,13 +136,21 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
     return min(math.ceil(2 * change + 1) / 2, MAX_PCT), None
 
 
+def staying_undecided(verdict: Verdict) -> list[MetricVerdict]:
+    """Return the metrics that stay undecided however often this tree is measured. Such a run is not
+    recorded, and no waiver passes it.
+    """
+    return [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
+
+
 def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
     """Return the size of a waiver for each failing metric. Empty if one of them cannot be waived,
-    since the case would fail all the same.
+    or stays undecided, since the case would fail all the same.
     """
     sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
-    return known if len(known) == len(sizes) and not verdict.whole else {}
+    passes = len(known) == len(sizes) and not (verdict.whole or staying_undecided(verdict))
+    return known if passes else {}
 
 
 def problem_of(waiver: Permission, today: date) -> str:

@@ -10,10 +10,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from stepguard.core.run_document import Problem, ProblemCode, RunDocument
-from stepguard.core.status import Outcome, Status
+from stepguard.core.status import Outcome
 from stepguard.core.text import bounded, cut, markdown, printable
+from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.report import table
 from stepguard.report.markdown_page import COMMENT_BYTES, page
+from stepguard.report.next_steps import acceptable
 
 MOST = 10  # GitHub shows no more annotations of a step's log
 MARKER = "<!-- stepguard: one comment in a pull request -->"
@@ -23,15 +25,10 @@ CHECK = "stepguard"
 MOST_A_REQUEST = 50  # annotations; GitHub appends those of later requests, without a limit
 TITLE_CHARACTERS = 255
 MESSAGE_CHARACTERS = 16_000  # GitHub takes 64 KiB, and a character may be four bytes
+# What a pull request can do until a maintainer accepts what main measured.
 _WAIVE = "If it is meant: a waiver lets it pass for some days"
-# What a pull request can do until a maintainer accepts what main measured. If the run has several
-# of these statuses, the first in this order decides.
-_UNTIL_ACCEPTED = {
-    Status.SLOWER: _WAIVE,
-    Status.CHANGED: _WAIVE,
-    Status.NO_BASELINE: "No waiver passes a case without a recording: an owner merges it",
-    Status.FASTER: "To keep the gain: merge it",
-}
+_NO_WAIVER = "No waiver lets it pass: an owner merges it"
+_GAIN = "To keep the gain: merge it"
 
 
 def error(title: str, text: str, file: str = "", line: int = 0) -> str:
@@ -112,23 +109,26 @@ def _commands(document: RunDocument, run_id: str) -> str:
     fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
-    failed = [result.verdict for result in document.results if result.verdict.outcome == "failed"]
-    if document.against and any(verdict.whole for verdict in failed):
+    verdicts = [result.verdict for result in document.results]
+    offered = [one for one in verdicts if acceptable(one) and not one.waived_until]
+    waivable = any(map(suggested_sizes, verdicts))
+    failed = (one for one in offered if one.outcome == "failed")
+    if document.against and not all(map(suggested_sizes, failed)):
         lines += [
             "",
-            "Other FLOPs or tokens are another step. No waiver lets it pass. If it is meant, an "
+            "No waiver lets other FLOPs or tokens, or so large a change, pass. If it is meant, an "
             "owner merges it as it is, and main is recorded anew.",
         ]
-    if document.against and any(not verdict.whole for verdict in failed):
+    if document.against and waivable:
         lines += [
             "",
             "If it is meant: the pull request adds a waiver, with `python -m stepguard waive CASE "
             "--evidence evidence/runs --reason '...' --days N`. Whoever owns `baselines/` approves "
             "that, too.",
         ]
-    has = {result.verdict.status for result in document.results}
-    until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")
-    if until and not document.against:
+    if offered and not document.against:
+        gains = all(one.outcome == "passed" for one in offered)
+        until = _WAIVE if waivable else _GAIN if gains else _NO_WAIVER
         lines += [
             "",
             f"{until}, and after the merge a maintainer accepts what the run of main has measured:",

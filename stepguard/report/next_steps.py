@@ -13,14 +13,21 @@ from stepguard.core.text import listed
 from stepguard.core.verdict import NoComparison, Verdict
 from stepguard.judge.pair_statistics import deciding_margins
 from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
-from stepguard.judge.waiver_rules import suggested_sizes
+from stepguard.judge.waiver_rules import staying_undecided, suggested_sizes
 from stepguard.machine.interpreter import called
 
 ENDED = (
     "measure again; if a job's time limit ended the run: a longer limit, or a smaller --perf-budget"
 )
 NEW_LEVEL = " --reason '...'"
-_STAY_UNDECIDED = (Reason.COUNT_UNSTABLE, Reason.NOT_STEADY)
+_ALARMS = (Reason.UNCONFIRMED, Reason.KERNELS_MOVED)  # without an answer
+_ACCEPTED = (
+    Status.SLOWER,
+    Status.CHANGED,
+    Status.NOT_COMPARABLE,
+    Status.FASTER,
+    Status.NO_BASELINE,
+)
 
 
 @dataclass(frozen=True)
@@ -116,24 +123,27 @@ def _lacks(verdict: Verdict) -> bool:
     return verdict.reason is Reason.BASE_LACKS or unconfirmed
 
 
+def acceptable(verdict: Verdict) -> bool:
+    """Tell whether what was measured is offered to be accepted; in pairs after the merge."""
+    possible = verdict.status in _ACCEPTED or verdict.reason in _ALARMS
+    return possible and not (verdict.accepted or staying_undecided(verdict))
+
+
 def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str]:
     if verdict.accepted:
         return ["this tree's baseline accepts it: review that diff, it judges once it is merged"]
-    accept = commit + commands.accept(verdict.case_id)
-    if verdict.reason in (Reason.UNCONFIRMED, Reason.KERNELS_MOVED):  # an alarm without an answer
-        return [commands.doctor, f"accept: {accept}{NEW_LEVEL}"]
-    if verdict.status in (Status.SLOWER, Status.CHANGED):
-        if first := _decide_first(verdict):
-            return first
-        waive = commands.waive(verdict)
-        return [f"accept: {accept}{NEW_LEVEL}", *([f"or for some days: {waive}"] if waive else [])]
-    if verdict.status is Status.NOT_COMPARABLE:
-        return [f"accept: {accept}{NEW_LEVEL}"]
-    if verdict.status is Status.FASTER:
-        return [f"keep the gain: {accept}{NEW_LEVEL}"]
-    if verdict.status is Status.NO_BASELINE:
+    if verdict.status in (Status.SLOWER, Status.CHANGED) and (first := _decide_first(verdict)):
+        return first
+    if acceptable(verdict):
         # A case with recordings gets a new level, which accept() takes only with a reason.
-        return [f"accept: {accept}" + ("" if verdict.whole else NEW_LEVEL)]
+        first_level = verdict.status is Status.NO_BASELINE and verdict.whole
+        how = "keep the gain" if verdict.status is Status.FASTER else "accept"
+        waive = commands.waive(verdict)
+        return [
+            *([commands.doctor] if verdict.reason in _ALARMS else []),
+            f"{how}: {commit}{commands.accept(verdict.case_id)}{'' if first_level else NEW_LEVEL}",
+            *([f"or for some days: {waive}"] if waive else []),
+        ]
     if verdict.reason is Reason.COUNT_UNSTABLE:
         return _what_makes_launches_alike(verdict.figures)
     if verdict.status is Status.BROKEN:
@@ -166,15 +176,15 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 def _decide_first(verdict: Verdict) -> list[str]:
     """Return what to do about metrics that stay undecided however often this tree is measured;
-    empty if there are none. Such a run is not recorded, and no waiver applies to it.
+    empty if there are none. Such a run is not recorded, and no waiver passes it.
     """
-    left = [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
+    left = staying_undecided(verdict)
     if not left:
         return []
     names = listed([metric.metric for metric in left], 2)
     return [
         *_what_makes_launches_alike(*(metric.figures for metric in left)),
-        f"while this is undecided, nothing is recorded and no waiver applies: {names}",
+        f"while this is undecided, nothing is recorded and no waiver passes it: {names}",
     ]
 
 

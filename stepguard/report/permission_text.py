@@ -48,7 +48,9 @@ def _effect(
     if effect is Effect.EXPIRED:
         return "EXPIRED"
     if effect is Effect.NOT_APPLIED:
-        return f"not applied, the case is {verdict.status.value}"
+        if metric is None or verdict.whole:
+            return f"not applied, the case is {verdict.status.value}"
+        return f"not applied, {waiver.metric} is {metric.status.value}"
     if metric is None or effect is Effect.NOT_GATED:
         return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
     if effect is Effect.NOT_NEEDED:

@@ -197,6 +197,8 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     text, placed = note(metric), metric.sites and metric.metric not in (COLLECTIVES, FP64)
     if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text.removeprefix(f'{metric.reason.phrase}: ')}")
+    elif text and metric.new == metric.old and isinstance(metric.figures, OverSteps):
+        lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
     if metric.noise_pct is not None and not in_pairs:

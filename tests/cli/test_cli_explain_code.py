@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from stepguard.cli.explain_code import codes
+from stepguard.core import former
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import OfCase, Said, Undecided
 from stepguard.core.reasons import Reason
@@ -64,6 +65,13 @@ def test_a_former_code_is_explained_by_todays(shell):
     assert shell("explain-code", "no-commit").out.startswith("DIRTY (problem of a run)\n")
 
 
+@pytest.mark.parametrize(("metric", "instead"), former.METRICS.items())
+def test_a_former_metric_says_what_serves(shell, metric, instead):
+    """Recordings that are kept still name it."""
+    done = shell("explain-code", metric)
+    assert (done.status, done.out) == (0, f"{metric} is no metric any more: {instead}\n")
+
+
 def test_without_a_code_all_are_listed(shell):
     """A line each."""
     lines = shell("explain-code").out.splitlines()
@@ -101,11 +109,12 @@ def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
         ("unstable", "COUNT_UNSTABLE"),
         ("CHNGED", "CHANGED"),
         ("no baselin", "NO_BASELINE"),
+        ("host_sync_per_step", "host_syncs_per_step"),
         ("", ""),
     ):
         done = shell("explain-code", typed or "!?")
         assert (done.status, done.out) == (2, "")
-        assert f"is no reason; the nearest is {nearest}" in done.err
+        assert f"is no reason and no metric; the nearest is {nearest}" in done.err
 
 
 @pytest.mark.parametrize("status", list(Status))

@@ -95,6 +95,13 @@ def test_two_launches_say_one_count_or_none(first, again, value, steps):
         assert found.sites == {NAME: (LINE,)}
     else:
         assert not found.unstable
+    agree = value is None or steps is not None or first == again
+    assert found.of_both == ({} if agree else {NAME: (*alike(first, again), *alike(again, first))})
+
+
+def alike(steps, other):
+    """A launch's counts, as many as the other's."""
+    return steps if len(steps) > 1 else steps * len(other)
 
 
 def test_the_usual_count_of_no_launch_has_no_parts_or_ranks():

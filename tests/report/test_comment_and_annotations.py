@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
+from stepguard.core.question import Question
 from stepguard.core.reason_sentences import WorkMoved
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict
+from stepguard.judge.rule_book import judge
 from stepguard.report.github import (
     MARKER,
     MOST,
@@ -25,6 +29,10 @@ SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
 FASTER = measured(entry(), launches=evidence((230.0,) * 3).launches)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
+TWICE = measured(entry(), launches=evidence((500.0,) * 3).launches)
+NEW = replace(SAME, verdict=judge(Question(evidence())))
+FIGURES = WorkMoved(metric="flops_per_step", other="main", old=(1,), new=(2,))
+OTHER_WORK = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=FIGURES))
 GRAMMAR = re.compile(r"::error ((?:file=[^:,\r\n]+,(?:line=\d+,)?)?title=[^:,\r\n]*)::([^\r\n]*)")
 
 
@@ -32,6 +40,29 @@ def placed(result, file, line):
     """The result, whose cause is at that line."""
     place = Site("graph break", file, line)
     return replace(result, text=replace(result.text, place=place))
+
+
+def waived(result):
+    """The result, which a waiver lets pass."""
+    metrics = tuple(replace(one, waived_until="2026-12-31") for one in result.verdict.metrics)
+    return changed(result, metrics=metrics, waived_until="2026-12-31")
+
+
+def undecided(result):
+    """The result, with a counter of which two launches disagree."""
+    status, reason = Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE
+    count = MetricVerdict("copies_per_step", status, reason)
+    return changed(result, metrics=(*result.verdict.metrics, count))
+
+
+def accepted(result):
+    """The result, which the tree's own baseline accepts."""
+    return changed(result, accepted=True)
+
+
+def changed(result, **fields):
+    """The result with another verdict."""
+    return replace(result, verdict=replace(result.verdict, **fields))
 
 
 def shown(run):
@@ -63,31 +94,42 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "until"),
+    ("results", "until"),
     [
-        ([Status.SLOWER, Status.NO_BASELINE], "If it is meant: a waiver lets it pass"),
-        ([Status.CHANGED], "If it is meant: a waiver lets it pass"),
-        ([Status.NO_BASELINE, Status.FASTER], "No waiver passes a case without a recording"),
-        ([Status.FASTER], "To keep the gain: merge it"),
+        ([SLOWER, NEW], "If it is meant: a waiver lets it pass"),
+        ([CHANGED], "If it is meant: a waiver lets it pass"),
+        ([NEW, FASTER], "No waiver lets it pass"),
+        ([TWICE], "No waiver lets it pass"),
+        ([FASTER, SAME], "To keep the gain: merge it"),
+        ([SAME], ""),
+        ([waived(CHANGED)], ""),
+        ([undecided(CHANGED)], ""),  # no waiver passes it, and nothing is recorded
+        ([accepted(CHANGED)], ""),  # the pull request has the recording
     ],
 )
-def test_a_waiver_is_advised_where_one_passes_the_case(statuses, until):
-    """Nothing waives what was never recorded, and a gain needs no waiver."""
-    results = [replace(SAME, verdict=replace(SAME.verdict, status=one)) for one in statuses]
+def test_a_way_out_is_offered_as_on_the_terminal(results, until):
+    """A waiver where one passes the case; accepting it where the run can be accepted."""
     text = comment(run_document(*results), "1")
-    assert f"\n{until}" in text and text.count("accept --evidence") == 1
-    assert ("waiver lets" in text) == ("waiver lets" in until)
+    assert text.count("accept --evidence") == bool(until) and f"\n{until}" in text
+    assert ("waiver lets it pass for" in text) == until.endswith("a waiver lets it pass")
 
 
-def test_other_work_is_not_advised_to_be_waived():
-    """No waiver covers a case that was judged as a whole; another case may have one."""
-    figures = WorkMoved(metric="flops_per_step", other="main", old=(1,), new=(2,))
-    whole = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=figures))
-    text = comment(replace(run_document(whole), against="main"), "1")
-    assert "No waiver lets it pass" in text and "adds a waiver" not in text
-    text = comment(replace(run_document(CHANGED), against="main"), "1")
-    assert "No waiver lets it pass" not in text and "adds a waiver" in text
-    assert "waiver" not in comment(replace(run_document(FASTER), against="main"), "1")
+@pytest.mark.parametrize(
+    ("result", "waiver", "none"),
+    [
+        (CHANGED, True, False),
+        (OTHER_WORK, False, True),
+        (TWICE, False, True),
+        (FASTER, False, False),
+        (undecided(CHANGED), False, False),
+        (undecided(TWICE), False, False),
+        (waived(CHANGED), False, False),
+    ],
+)
+def test_in_pairs_a_waiver_is_offered_where_one_passes_the_case(result, waiver, none):
+    """No waiver covers a case that was judged as a whole, nor a time that doubled."""
+    text = comment(replace(run_document(result), against="main"), "1")
+    assert ("adds a waiver" in text, "No waiver lets" in text) == (waiver, none)
 
 
 def test_a_run_without_a_document_has_a_comment():

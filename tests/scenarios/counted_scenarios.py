@@ -94,6 +94,22 @@ def raising(overload):
     return calling({name: 12, "aten.add.Tensor": 2388}, (line,))
 
 
+def waiting(*sites, made=None, **how):
+    """Evidence of a step that waits at these lines, of which allowed ones do not count."""
+    count = sum(site.count for site in sites if not site.allowed)
+    return counting(made or evidence(), {SYNCS: sites}, **{SYNCS: count} | how)
+
+
+def of_both(steps):
+    """Evidence of two launches that disagree: the count of each of their steps, most first."""
+    found = counting(evidence(), **{SYNCS: steps[0]})
+    return replace(found, counts=replace(found.counts, of_both={SYNCS: steps}, launches=2))
+
+
+MARKED = replace(SYNC, text=f"{SYNC.text}  # stepguard: allow sync: a log", allowed="a log")
+OTHER_WAIT = replace(SYNC, text="self.log(loss.item())")
+TWO_WAITS = replace(OTHER_WAIT, count=2)
+
 COUNTED = (
     Scenario(
         "cost-rose",
@@ -215,6 +231,20 @@ COUNTED = (
                 listing(evidence(), {SYNCS: (replace(SYNC, count=3),)}, **{SYNCS: (1, 2)})
             ),
         ),
+    ),
+    Scenario(
+        "most-steps-count-as-recorded",
+        "Launches disagree: eight of fifty steps wait more often.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(of_both((10,) * 42 + (11,) * 7 + (12,)), baseline=FIVE),
+    ),
+    Scenario(
+        "most-steps-count-more",
+        "Launches disagree: a wait more, which five of fifty steps lack.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(of_both((11,) * 45 + (10,) * 5), baseline=FIVE),
     ),
     Scenario(
         "one-ranks-steps-differ",
@@ -358,6 +388,54 @@ COUNTED = (
             counting(cpu_evidence(), **reading(2)),
             baseline=recorded_of(counting(cpu_evidence(), **reading(4)), device_uuid="", driver=""),
         ),
+    ),
+    Scenario(
+        "mark-at-a-wait",
+        "A line that was counted got a comment that allows it: no gain.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(waiting(MARKED), baseline=recorded_of(waiting(SYNC))),
+    ),
+    Scenario(
+        "mark-at-a-wait-hides-no-other",
+        "A line that was counted got a mark, and another line waits now.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            waiting(MARKED, replace(SYNC, text="print(loss.tolist())")),
+            baseline=recorded_of(waiting(SYNC)),
+        ),
+    ),
+    Scenario(
+        "mark-at-a-wait-of-one-rank",
+        "Of two lines that wait the one that only rank 0 runs got a mark.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            waiting(MARKED, OTHER_WAIT, made=TWO_RANKS),
+            baseline=recorded_of(
+                waiting(SYNC, OTHER_WAIT, made=TWO_RANKS, by_rank={SYNCS: (2, 1)})
+            ),
+        ),
+    ),
+    Scenario(
+        "mark-at-a-wait-of-a-rank-that-waits-less",
+        "The line that got a mark is the only one of rank 0; rank 1 waits twice, as before.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            waiting(MARKED, TWO_WAITS, made=TWO_RANKS, by_rank={SYNCS: (0, 2)}),
+            baseline=recorded_of(
+                waiting(SYNC, TWO_WAITS, made=TWO_RANKS, by_rank={SYNCS: (1, 2)}, **{SYNCS: 2})
+            ),
+        ),
+    ),
+    Scenario(
+        "mark-that-is-recorded",
+        "A mark that a recording has, too, takes nothing from the line's other call.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(waiting(MARKED, SYNC), baseline=recorded_of(waiting(MARKED, SYNC))),
     ),
     Scenario(
         "cpu-wait-and-work-fell",

@@ -2,15 +2,19 @@
 
 from datetime import date
 
+from builders import evidence
 from inputs import (
     FIVE,
+    NOISY,
     OPERATORS,
     ROSE,
     SYNCS,
+    UNSTEADY,
     at,
     calling,
     counted_in,
     counting,
+    ended,
     failed,
     pairs,
     waiver,
@@ -23,6 +27,7 @@ def waived(found, *waivers):
     return Run(found, baseline=FIVE, waivers=waivers)
 
 
+UNSTEADY_STEP = evidence((), launches=(UNSTEADY,), planned_launches=3)
 MORE_CALLS = calling({"aten.mm.default": 25, "aten.add.Tensor": 2376})
 WAIVED = (
     Scenario(
@@ -122,6 +127,27 @@ WAIVED = (
         "BROKEN",
         "RAISED",
         waived(failed("RAISED", "ValueError: planted"), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waived-cost-but-not-steady",
+        "A sync more, which is waived: what is left is a time that never got steady.",
+        "INCONCLUSIVE",
+        "NOT_STEADY",
+        waived(counting(UNSTEADY_STEP, **ROSE), waiver(SYNCS, value=11)),
+    ),
+    Scenario(
+        "waived-one-cost-but-not-steady",
+        "A sync more, which is waived, and a graph break more, which decides.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(counting(UNSTEADY_STEP, **ROSE, graph_breaks=3), waiver(SYNCS, value=11)),
+    ),
+    Scenario(
+        "waived-cost-of-a-run-that-was-ended",
+        "A sync more, which is waived, in pairs that were ended before they decided.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=ended(counted_in(pairs(0.5, NOISY), **ROSE)), waivers=(waiver(SYNCS, value=11),)),
     ),
     Scenario(
         "waiver-on-its-last-day",
