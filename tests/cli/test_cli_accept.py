@@ -276,24 +276,6 @@ def test_a_refused_case_does_not_stop_the_others(shell):
     assert set(entries(shell)) == {"linear[b]"}
 
 
-def test_accepting_twice_adds_nothing(shell):
-    """The same evidence again leaves the file as it is."""
-    shell.record(shell.made("a"))
-    before = (shell.path / "baselines/cpu.json").read_bytes()
-    shell("accept", "--reason", "again")
-    assert (shell.path / "baselines/cpu.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("fields", [{"launches": ()}, {"fingerprint": None}, {"counts": None}])
-def test_unsound_evidence_is_refused(shell, fields):
-    """Evidence that could not be judged cannot be recorded, whatever the reason given."""
-    shell.keep(shell.made("a", **fields))
-    done = shell("accept", "--reason", "I insist")
-    assert done.status == 1
-    assert "not recorded, BROKEN: " in done.err
-    assert not (shell.path / "baselines").exists()
-
-
 def test_a_broken_baseline_file_is_left_alone(shell):
     """accept into a file that cannot be trusted: status 1, the file as it was."""
     shell.keep(shell.made("a"))

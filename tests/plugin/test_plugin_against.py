@@ -8,8 +8,6 @@ import pytest
 import stepguard.machine.git.worktree
 import stepguard.plugin.session
 from stepguard.core.comparison import from_json
-from stepguard.core.evidence import Fault
-from stepguard.core.reasons import Reason
 from stepguard.storage.waiver_file import today
 
 OTHER = "--perf-against=old"
@@ -96,14 +94,6 @@ def test_a_cpu_beside_another_revision(gate):
     assert str(result.stdout).count("no slowdown seen, on a CPU") == 1
 
 
-def test_a_rerun_is_a_rerun(gate, h200):
-    """What an earlier run said is no answer to a later one."""
-    case = a_case(gate, h200)
-    gate.run(OTHER, passed=1)
-    gate.will_compare(case, 10.0)
-    gate.run(OTHER, failed=1)
-
-
 def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
     """They can be judged later; the next run measures its own."""
     case = a_case(gate, h200)
@@ -144,20 +134,6 @@ def test_slower_fails_and_says_by_what(gate, h200):
     )
 
 
-def test_faster_passes_loudly(gate, h200):
-    """With the word, and how the gain is kept."""
-    a_case(gate, h200, -2.0)
-    result = gate.run("-v", OTHER, passed=1)
-    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  after the merge, on main: *")
-
-
-def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
-    """CHANGED, with the counter."""
-    a_case(gate, h200, head={"counters": {"recompiles": 300}})
-    result = gate.run("-v", OTHER, failed=1)
-    result.says("CHANGED *", "*recompiles * -> 300*")
-
-
 @pytest.mark.parametrize("value", [29, 30])
 def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
     """Whoever measures asks with the waivers of the day."""
@@ -170,60 +146,12 @@ def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
     assert gate.wants_another is (value == 30)
 
 
-LACKS = {
-    "base": {
-        "faults": (Fault(Reason.BAD_WORKLOAD, "work has no factory", "", "first launch, prepare"),),
-        "launches": (),
-    },
-    "head": {"launches": ()},
-}
-RAISES = {
-    "head": {"faults": (Fault(Reason.RAISED, "planted", "the detail", "pair 1, block"),)},
-}
-
-
-@pytest.mark.parametrize(
-    ("fields", "word", "lines"),
-    [
-        (
-            {"pct": 1.0, "pairs": 2, "out_of_time": True},
-            "INCONCLUSIVE",
-            ["*INCONCLUSIVE, the time is not decided", "  give it more time: --perf-budget=MIN*"],
-        ),
-        (
-            LACKS,
-            "NOT COMPARABLE",
-            ["*NOT COMPARABLE: old (*): work has no factory", "  choose a revision that can*"],
-        ),
-        (RAISES, "BROKEN", ["*BROKEN: pair 1: planted", "  | the detail"]),
-    ],
-    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN"],
-)
-def test_what_could_not_be_judged_is_an_error(gate, h200, fields, word, lines):
-    """Never a pass, and never an offer to accept it."""
-    a_case(gate, h200, **fields)
-    result = gate.run("-v", OTHER, errors=1)
-    assert result.ret == 1
-    result.says(f"{word} *", *lines)
-    result.stdout.no_fnmatch_line("*accept*")
-
-
 def test_a_changed_tree_is_allowed(gate, h200):
     """Work in progress against a clean revision is the commonest use."""
     a_case(gate, h200, 2.0)
     (gate.path / "factories.py").write_text("# edited\n")
     result = gate.run(OTHER, failed=1)
     result.says("linear?124m?: SLOWER: *")
-
-
-def test_a_run_that_judged_nothing_fails(gate, h200):
-    """Every case skipped for want of a GPU: not green, and no tree was made."""
-    a_case(gate, h200)
-    gate.gpus = []
-    result = gate.run(OTHER, skipped=1)
-    assert result.ret == 1 and gate.paired == []
-    result.says("NOTHING WAS MEASURED*")
-    assert not (gate.path / ".stepguard").exists()
 
 
 def test_it_works_without_pytest_benchmark(gate, h200):
@@ -379,34 +307,7 @@ def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
     result.says("* performance =*", "planted: rm -rf it")
 
 
-def test_what_a_killed_run_left_is_reported(gate, h200):
-    """And removed."""
-    a_case(gate, h200)
-    left = gate.path / ".stepguard" / "trees" / "deadbeef-1"
-    gate.git("worktree", "add", "-q", "--detach", str(left), "old")
-    left.with_suffix(".lock").write_text("old, process 1")
-    result = gate.run(OTHER)
-    assert result.ret == 0
-    result.says(f"{left} removed: the run that made it was killed *")
-    assert trees(gate) == ([], 1)
-
-
 # documents
-
-
-def test_the_documents_have_it_too(gate, h200):
-    """JSON has the revision and the p-value, Markdown the block."""
-    a_case(gate, h200, 2.0)
-    gate.run(OTHER, "--perf-json=run.json", "--perf-report=run.md")
-    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
-    assert found["verdict"]["status"] == "SLOWER"
-    assert found["verdict"]["reason"] == "BEYOND_MARGIN"
-    assert found["verdict"]["against"] == old(gate)
-    assert 0 <= found["verdict"]["p_value"] <= 0.001
-    assert len(found["launches"]) == 6
-    text = (gate.path / "run.md").read_text()
-    assert "**Performance failed:** 1 SLOWER" in text
-    assert f"compared with {old(gate)}, measured in pairs with it" in text
 
 
 def test_what_was_measured_is_kept_and_cannot_be_accepted(gate, h200):

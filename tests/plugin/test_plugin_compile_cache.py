@@ -66,8 +66,11 @@ def cached(project, folder="inductor"):
     return path.read_text() if path.exists() else ""
 
 
-def test_a_killed_compile_leaves_nothing_to_the_next_run(project):
-    """It is measured as if that launch had never been."""
+def test_a_case_whose_cache_is_damaged(project):
+    """A killed compile leaves nothing to the next run, which is measured as if that launch had
+    never been. A cache that fails to load is set aside, and the run says so. A tree that breaks its
+    own is BROKEN, with an empty cache, too: then the cache was not the cause, and is as it was.
+    """
     (project.path / "dies").touch()
     project.run().says("*BROKEN*SIGKILL in first step*")
     assert cached(project) == ""
@@ -77,19 +80,10 @@ def test_a_killed_compile_leaves_nothing_to_the_next_run(project):
     result.stdout.no_fnmatch_line(DAMAGED)
     assert cached(project) == "whole"
 
-
-def test_a_cache_that_fails_to_load_is_set_aside(project):
-    """The run says so. The next one has a whole cache."""
-    project.run().says("*NO BASELINE*")
     (project.path / ".stepguard/cache/inductor/step.so").write_text("ha")
     project.run().says("*NO BASELINE*", DAMAGED)
     assert (cached(project), cached(project, "set-aside/inductor")) == ("whole", "ha")
-    project.run().stdout.no_fnmatch_line(DAMAGED)
 
-
-def test_a_tree_that_breaks_its_own_cache_is_broken(project):
-    """With an empty cache, too. Then the cache was not the cause, and is as it was."""
-    project.run().says("*NO BASELINE*")
     before = project.path / ".stepguard/cache/inductor/kernel.py"
     before.write_text("")
     (project.path / "fails").touch()

@@ -116,15 +116,6 @@ def test_a_caught_failure_still_fails(changed, caught):
     result.says("*linear?nano?: CHANGED: flops_per_step 1,000 -> 2*")
 
 
-def test_xfail_does_not_hide_what_could_not_be_decided(gate):
-    """An xfail mark may expect a regression; it does not make NO BASELINE pass."""
-    gate.tests(f"@pytest.mark.xfail\n{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n")
-    result = gate.run()
-    assert gate.measured == ["linear[nano]"]
-    assert result.ret == 1
-    result.assert_outcomes(errors=1)
-
-
 def test_a_case_made_in_the_test_is_gated_and_listed(changed):
     """perf(Case(...)) without parametrization is judged, fails, and stands in the table."""
     changed.tests(f"def test_step(perf):\n    perf({CASE})\n")

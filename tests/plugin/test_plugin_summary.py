@@ -72,30 +72,6 @@ def test_without_blocks_the_summary_has_all_of_a_verdict(gate):
     result.says("linear?nano?: CHANGED: *", "  accept: *")
 
 
-def test_the_failure_block_says_what_moved(gate):
-    """The block names the moved operators, the recordings, and how to accept or look closer."""
-    case = gate.cpu()
-    gate.suite(case)
-    counts = gate.evidence(case).counts
-    before = {"operator_calls_per_step": {"aten.mm.default": 24, "aten.add.Tensor": 76}}
-    after = {"operator_calls_per_step": {"aten.mm.default": 25, "aten.add.Tensor": 76}}
-    gate.will_measure(case, counts=type(counts)(counts.values, detail=before))
-    gate.record(case)
-    values = counts.values | {"operator_calls_per_step": 101}
-    gate.will_measure(case, counts=type(counts)(values, detail=after))
-    result = gate.run()
-    result.says(
-        "*= FAILURES =*",
-        "linear?nano?: CHANGED: +1 aten.mm, operator_calls_per_step 100 -> 101",
-        "  operator_calls_per_step ?calls?: 100 -> 101*: CHANGED, the step does other work",
-        "    moved: aten.mm.default 24 -> 25",
-        "  compared with 1 recording",
-        "  accept: *-m stepguard accept 'linear?nano?' --reason '...'",
-        "  look closer: .stepguard/runs/*/linear-nano-*/evidence.json",
-    )
-    assert not any("stepguard/plugin/hooks.py" in line for line in result.outlines), "no traceback"
-
-
 def test_stages_are_shown_with_v_only(gate):
     """-v prints a line a stage; without it a case begins with one line and nothing more."""
     gate.guarded()
@@ -213,18 +189,3 @@ def test_extended_cases_are_marked_so(gate):
         result = gate.run("--co", "-q", "--strict-markers", "-m", expression)
         listed = {line.partition("[")[2].strip("]") for line in result.outlines if "::" in line}
         assert listed == names, expression
-
-
-def test_a_cause_that_cases_share_is_told_once(gate):
-    """The second block refers to the first, and has its own headline and command."""
-    both = gate.cpu("a"), gate.cpu("b")
-    gate.suite(*both)
-    gate.record(*both)
-    fault = Fault(Reason.RAISED, "ValueError: x", "Traceback\n  the line\nValueError: x")
-    for case in both:
-        gate.will_measure(case, faults=(fault,))
-    result = gate.run(errors=2)
-    result.says(
-        "linear?a?: BROKEN: *", "linear?b?: BROKEN: *", "  the same cause as in linear?a?, above"
-    )
-    assert result.stdout.str().count("  the line") == 1

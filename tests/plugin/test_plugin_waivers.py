@@ -56,23 +56,6 @@ def test_a_waived_case_passes_visibly(slower):
     assert word in (slower.path / "o.xml").read_text()
 
 
-def test_an_expired_waiver_fails_and_says_so(slower):
-    """The day after its last one."""
-    waive(slower, days=-1)
-    result = slower.run()
-    assert result.ret == 1
-    result.says("  waiver EXPIRED: graph_breaks up to 2 until*")
-    result.says("linear?nano?: waiver EXPIRED: *")
-
-
-def test_a_waiver_that_is_too_small_fails(slower):
-    """One graph break is waived, there are two."""
-    waive(slower, value=1)
-    result = slower.run()
-    assert result.ret == 1
-    result.says("linear?nano?: waiver EXCEEDED, it is 2 now: *")
-
-
 def test_a_stale_waiver_is_reported(slower):
     """The case is `same` again: exit 0, and the waiver should go."""
     waive(slower)
@@ -94,20 +77,12 @@ def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
     result.says("linear?nano?: waiver not used, its case was not measured: graph_breaks up*")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"metric": "breaks"}, "'breaks' is no metric"),
-        ({"value": None}, "graph_breaks needs a value"),
-        ({"days": 91}, "91 days ahead; at most 90"),
-    ],
-)
-def test_a_bad_waiver_is_a_usage_error(slower, change, words):
+def test_a_bad_waiver_is_a_usage_error(slower):
     """Exit 4 before anything is measured."""
-    waive(slower, **change)
+    waive(slower, metric="breaks")
     result = slower.run()
     assert result.ret == 4
-    result.stderr.fnmatch_lines([f"*waivers.json, waiver 1 (*): *{words}*"])
+    result.stderr.fnmatch_lines(["*waivers.json, waiver 1 (*): *'breaks' is no metric*"])
     assert slower.measured == []
 
 
@@ -170,14 +145,6 @@ def test_a_waived_case_is_not_recorded(slower):
     waive(slower)
     assert slower.run("--perf-update").ret == 0
     assert (slower.baselines / "cpu.json").read_bytes() == before
-
-
-def test_a_broken_case_is_not_waived(slower):
-    """Nothing was measured, so nothing is inside a waiver."""
-    waive(slower)
-    slower.will_measure(slower.cpu(), launches=())
-    result = slower.run(errors=1)
-    result.says("linear?nano?: waiver not applied, the case is BROKEN: *")
 
 
 def test_commands_name_the_folder_of_the_baselines(gate):

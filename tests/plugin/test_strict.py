@@ -102,33 +102,6 @@ def ignored(gate):
     gate.git("commit", "-qam", "no baseline")
 
 
-def linked(gate):
-    """The same, in a file that git has a link to."""
-    looser(gate)
-    (gate.baselines / "cpu.json").rename(gate.path.parent / "looser.json")
-    (gate.baselines / "cpu.json").symlink_to(gate.path.parent / "looser.json")
-    gate.git("commit", "-qam", "link")
-
-
-def waived(gate):
-    """Waive what case b fails for, in a file that git ignores."""
-    changed(gate)
-    exclude(gate, "waivers.json")
-    waiver = "linear[b] flops_per_step --value 2000 --days 9 --who A --reason planted".split()
-    assert main(["waive", *waiver]) == 0
-
-
-def sparse(gate):
-    """Leave the baselines out of the checkout; git calls such a tree clean."""
-    gate.git("sparse-checkout", "set", "--no-cone", "/*", "!/baselines/")
-
-
-def hidden(gate):
-    """Change the source where git was told not to look."""
-    gate.git("update-index", "--skip-worktree", "test_perf.py")
-    (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n# x\n")
-
-
 @dataclass(frozen=True)
 class Mistake:
     """A change to the project, and what a strict run says of it."""
@@ -146,7 +119,7 @@ COMMITS += "'commit', '--allow-empty', '-m', 'x'], check=True)"
 MISSED = "*linear?b?: guarded, but not measured: {}; *"
 BOTH_MISSED = "linear?a?, linear?b?: guarded, but not measured: {}; *"
 TOUCHED = "linear?a?, linear?b?: files changed while it was measured*"
-DROPPED = "@pytest.hookimpl({})\ndef pytest_collection_modifyitems(items):\n    del items[1]\n"
+DROPPED = "def pytest_collection_modifyitems(items):\n    del items[1]\n"
 NOT_GITS = "*{} differs from the commit, is a link*"
 MISTAKES = {
     "a case was deleted": Mistake(
@@ -175,11 +148,7 @@ MISTAKES = {
         says=MISSED.format("expected to fail (xfail)"),
     ),
     "a plugin drops it": Mistake(
-        conftest(DROPPED.format("trylast=True")),
-        says=MISSED.format("a conftest or a plugin took it out"),
-    ),
-    "a plugin drops it first": Mistake(
-        conftest(DROPPED.format("tryfirst=True")),
+        conftest(DROPPED),
         says=MISSED.format("a conftest or a plugin took it out"),
     ),
     "a plugin runs no test": Mistake(
@@ -201,18 +170,6 @@ MISTAKES = {
     ),
     "a baseline that git ignores": Mistake(
         ignored, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False
-    ),
-    "a baseline that is a link": Mistake(
-        linked, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False
-    ),
-    "waivers that git ignores": Mistake(
-        waived, (), "DIRTY", NOT_GITS.format("baselines/waivers.json"), commits=False
-    ),
-    "a sparse checkout": Mistake(
-        sparse, (), "DIRTY", NOT_GITS.format("baselines/*"), commits=False, was=1
-    ),
-    "skip-worktree": Mistake(
-        hidden, (), "DIRTY", "test_perf.py differs from the commit*", commits=False
     ),
     "no commit": Mistake(
         lambda gate: gate.git("update-ref", "-d", "HEAD"),

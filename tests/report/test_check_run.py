@@ -18,7 +18,6 @@ from stepguard.report.markdown_page import page
 HEAD = "b" * 40
 SAME = measured(entry())
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
-ANNOTATION = {"path", "start_line", "end_line", "annotation_level", "message", "title"}
 # Of the npm package @octokit/openapi, where somebody has it: generated/api.github.com.json.
 PUBLISHED = os.environ.get("STEPGUARD_GITHUB_OPENAPI", "")
 CHECK_RUNS = "/repos/{owner}/{repo}/check-runs"

@@ -97,20 +97,6 @@ def reading(times, sums=0):
     return {"detail": parts, "sites": sites, "sync_candidates_per_step": times} | totals
 
 
-def uneven(late=0.0, every=0.0):
-    """Three launches whose steps scatter by 1 %: slower from step 150 on, or every 16 steps."""
-    draw, made = np.random.default_rng(5), []
-    for number in (1, 2, 3):
-        blocks = []
-        for begin in (110, 156, 202):
-            steps = np.arange(begin, begin + 46)
-            logs = 0.01 * draw.standard_normal(46) + late * (steps >= 150)
-            logs += every * (steps % 16 == 5)
-            blocks.append(block_of([43.0 * math.exp(one) for one in logs], begin))
-        made.append(launch(index=number, blocks=tuple(blocks)))
-    return evidence((), launches=tuple(made), planned_launches=3, floor_flops_per_step=0.0)
-
-
 def sync_overhead(pct):
     """A run that gates what a synchronization costs, which is so many percent of a step."""
     pairs = tuple((250.0, 250.0 * (1 + (pct + one) / 100)) for one in (0.1, -0.1, 0.1, -0.1))

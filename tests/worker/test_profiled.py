@@ -1,6 +1,7 @@
 """Profiles of steps: taken again where the GPU's records are not whole, by all ranks alike."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stepguard.core.replies import Kernels
 from stepguard.trace.chrome_events import DetailedEvent
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.counters import profiled_steps
+from stepguard.worker.counters.one_profiler import unprofiled
 from stepguard.worker.counters.profiled_steps import (
     MARK,
     PROFILED_STEPS,
@@ -22,6 +24,7 @@ from stepguard.worker.counters.profiled_steps import (
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.rank_session import Session
+from stepguard.worker.workload import BadWorkload
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,23 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
     counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
     profiled_steps.trace_steps(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
+
+
+@pytest.mark.parametrize("begins", ["in each step", "in some steps", "before all steps"])
+def test_a_step_that_profiles_itself_is_refused(begins):
+    """Whenever its profiler begins; afterwards a profiler begins as ever."""
+    own = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=1),
+    )
+    steps = {"in each step": own.prepare_trace, "in some steps": own.step}
+    with torch.profiler.profile() if begins == "before all steps" else nullcontext():
+        with pytest.raises(BadWorkload, match="turns on torch's profiler"):
+            run = unprofiled(steps.get(begins, list))
+            for _ in range(3):
+                run()
+    with torch.profiler.profile():
+        pass
 
 
 def test_a_phase_is_a_range_and_a_micro_step_is_none():

@@ -330,12 +330,3 @@ def test_another_schema_is_refused():
         ValueError, match="c.json: comparison schema 3, this version of stepguard reads 2"
     ):
         from_json(to_json(replace(turns(), schema=3)), "c.json")
-
-
-@PROPERTY
-@given(st.data())
-def test_a_cut_comparison_is_refused(data):
-    """Any proper beginning of a file is no comparison, and raises nothing but ValueError."""
-    whole = to_json(turns(shifted(0.0)[:1]))
-    with pytest.raises(ValueError, match="c.json: no comparison"):
-        from_json(whole[: data.draw(st.integers(0, len(whole) - 2))], "c.json")
