@@ -2,12 +2,19 @@
 
 import gc
 import sys
+from collections import deque
 
 import pytest
+import torch
 
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
-from stepguard.worker.counters.python_lines import count_python, lines_of
-from stepguard.worker.counters.tally import Tally
+from stepguard.worker.counters.python_lines import (
+    COUNTER,
+    FILLING_STEPS,
+    count_python,
+    lines_of,
+)
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
 
 
 def counted(step, steps=5):
@@ -51,6 +58,29 @@ def test_a_loop_over_what_steps_add_to_grows():
     tally = counted(step)
     assert tally.values == {GROWING_LINES: 2}
     assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
+
+
+@pytest.mark.parametrize(
+    ("longest", "again", "grows"),
+    [
+        (None, scan, 2),
+        (FILLING_STEPS, scan, 0),  # a window of losses has filled
+        (None, max, 0),  # C, for one
+    ],
+)
+def test_what_grows_does_so_for_many_steps(longest, again, grows):
+    """In one function: a second look comes when a bounded container has filled."""
+    window, functions = deque(maxlen=longest), [scan] * (1 + LEAK_STEPS)
+
+    def step():
+        window.append(len(window))
+        (functions.pop() if functions else again)(window)
+
+    counted, tally = RankStep(step, torch.device("cpu")), Tally()
+    for look in (COUNTER.count, COUNTER.locate):
+        look(tally, counted)
+    assert tally.values == {GROWING_LINES: grows}
+    assert [site.count for site in tally.sites.get(GROWING_LINES, ())] == ([2] if grows else [])
 
 
 def test_lines_of_a_module_are_not_those_of_its_first_line(tmp_path, monkeypatch):

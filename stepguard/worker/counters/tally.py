@@ -130,7 +130,8 @@ class StepCounter:
     shown: str  # while it counts
     metrics: tuple[str, ...]  # rows of core/metrics.py, all counted in the same part of the pass
     count: Count  # runs the steps that it needs, and adds their counts
-    # Adds the lines of what was counted. It comes after all counts, without the compiler.
+    # Adds the lines of what was counted, or looks at them again. It comes after all counts, without
+    # the compiler.
     locate: Count | None = None
 
     @property
