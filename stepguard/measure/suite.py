@@ -185,7 +185,7 @@ class Suite:
         self._cache.close()
 
     def ask(self, case: Case, progress: Progress, function: str, **arguments: Any) -> Answers:
-        """Return what a function returns in each of the case's ranks (measure/launches.py). Nothing
+        """Return what a function returns in each of the case's ranks (measure/driver.py). Nothing
         is judged. Raises LaunchFailed.
         """
         return ask_ranks(case, self._bench, progress, function, **arguments)
