@@ -59,7 +59,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "--perf-fresh": "every run measures its pairs",
         "--perf-launcher": _LAUNCHER,
         "--perf-no-confirm": "pairs answer a time that moved, and --perf-budget bounds them",
-        "--perf-reason": "`python -m stepguard accept CASE --reason` opens a level",
+        "--perf-reason": "`stepguard accept CASE --reason` opens a level",
         "--perf-select": "name files or tests",
     },
     "run": {
