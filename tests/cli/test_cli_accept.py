@@ -183,15 +183,6 @@ def test_a_path_that_is_not_there(shell, path):
     assert path in done.err and done.err.count("\n") == 1
 
 
-def test_a_dirty_tree_is_refused(shell):
-    """Evidence of a tree with uncommitted changes is no recording; the file is named."""
-    shell.keep(shell.made("a", dirty=("model/gpt.py", "x.py")))
-    done = shell("accept", "--reason", "I insist")
-    assert done.status == 1
-    assert "uncommitted changes (model/gpt.py, x.py): commit them" in done.err
-    assert not (shell.path / "baselines").exists()
-
-
 @pytest.mark.parametrize(
     ("git", "told"),
     [
@@ -285,18 +276,6 @@ def test_a_broken_baseline_file_is_left_alone(shell):
     assert done.status == 1
     assert "baselines/cpu.json" in done.err
     assert (shell.path / "baselines/cpu.json").read_text() == "{<<<<<<<"
-
-
-@pytest.mark.parametrize("change", [{}, {"flops_per_step": 2}], ids=["same", "changed"])
-def test_judge_says_what_today_would_say(shell, change):
-    """judge compares kept evidence with the baselines: 0 or 1, JSON if asked, nothing written."""
-    shell.record(shell.made("a"))
-    before = (shell.path / "baselines/cpu.json").read_bytes()
-    shell.keep(shell.made("a", counters=change))
-    done = shell("judge", "--json", "-")
-    (judged,) = json.loads(done.out.splitlines()[-1])
-    assert (done.status, judged["verdict"]["status"]) == ((1, "CHANGED") if change else (0, "same"))
-    assert (shell.path / "baselines/cpu.json").read_bytes() == before
 
 
 def test_judge_reads_pairs_alone(shell):
@@ -400,19 +379,3 @@ def test_judge_with_evidence_of_several_machines(shell):
     assert done.status == 1
     verdicts = json.loads(done.out.splitlines()[-1])
     assert [one["verdict"]["status"] for one in verdicts] == ["same", "CHANGED"]
-
-
-def test_judge_without_a_baseline_is_no_pass(shell):
-    """NO BASELINE has status 1 here, too."""
-    shell.keep(shell.made("a"))
-    assert shell("judge").status == 1
-
-
-def test_judge_does_not_compare_with_another_machine(shell):
-    """A file of another machine under this machine's name is refused, as pytest refuses it."""
-    shell.record(shell.made("a"))
-    path = shell.path / "baselines/cpu.json"
-    path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
-    done = shell("judge")
-    assert done.status == 1
-    assert "holds figures of 'NVIDIA H100', not of 'CPU'; put it aside (git does " in done.err

@@ -205,15 +205,6 @@ def test_an_unknown_revision_is_a_usage_error(gate, h200):
     result.stderr.fnmatch_lines(["ERROR: --perf-against=olb: 'olb' is no revision*mean old?*"])
 
 
-def test_no_repository_is_a_usage_error(gate, h200):
-    """There is no other revision then."""
-    gate.gpus = [h200]
-    gate.suite(gate.cuda())
-    result = gate.run(OTHER)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --perf-against=old: * lies in no git repository: *"])
-
-
 @pytest.mark.parametrize("update", ["--perf-update", "--perf-update-new"])
 def test_recording_is_another_run(gate, h200, update):
     """What took turns is no launch of the protocol."""

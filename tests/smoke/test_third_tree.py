@@ -28,8 +28,6 @@ def test_step(perf, case):
 """,
 }
 TRAIN = """
-import sys
-
 import torch
 
 
@@ -51,21 +49,15 @@ def make(*, device):
 
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory):
-    """Two clones of one project: in the second HEAD multiplies twice, in its revision "old" once;
-    both have a baseline of that, recorded from the tree's own sources.
-    """
+    """Two clones of one project: in the second HEAD multiplies twice, and "old" once."""
     folder = tmp_path_factory.mktemp("third")
     first = repository(folder / "srcA")
     (first / "src" / "mypkg").mkdir(parents=True)
     (first / "src" / "mypkg" / "__init__.py").write_text("")
     (first / "src" / "mypkg" / "train.py").write_text(TRAIN.format(products=1))
-    (first / "baselines").mkdir()
     (first / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
     (first / "pytest.ini").write_text("[pytest]\n")
     commit(first, "old", **FILES)
-    code, printed = gate(first, "src", "--perf-update-new")
-    assert code == 0, printed
-    commit(first, "its baseline")
     git(first, "tag", "old")
     git(folder, "clone", "-q", str(first), "srcB")
     (folder / "srcB" / "src" / "mypkg" / "train.py").write_text(TRAIN.format(products=2))
