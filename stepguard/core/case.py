@@ -79,8 +79,7 @@ class Case:
     params: Mapping[str, Scalar] = field(default_factory=dict)  # arguments of the function
     device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
-    # Timed launches. Fewer are measured if these show that nothing moved, and more if the result is
-    # close to its limit.
+    # Timed launches. Fewer are measured if these show that nothing moved.
     launches: int = 2
     gates: tuple[str, ...] = ()  # metrics that decide; empty for the device's usual ones
     extended: bool = False  # left out of the core suite

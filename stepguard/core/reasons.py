@@ -111,7 +111,7 @@ class Reason(StrEnum):
         Status.INCONCLUSIVE,
         Undecided,
     )
-    TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
+    TOO_NOISY = "TOO_NOISY", "its interval is wider than its limit", Status.INCONCLUSIVE
     COUNT_UNSTABLE = (
         "COUNT_UNSTABLE",
         "launches count the same steps differently, or a count is missing",

@@ -364,7 +364,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> Me
     # `same` says that the change is below the matter margin, so that is the limit.
     limit_pct = margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct
     if JUDGED_TIME not in comparison.head.gates:
-        limit_pct = 100 * (on_cpu.SLOWER_TIMES - 1)
+        limit_pct = on_cpu.LIMIT_PCT
     new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,

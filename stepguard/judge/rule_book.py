@@ -1,7 +1,7 @@
 """Judge a case: the two questions that are asked of the judge. Pure.
 
-Whoever measures asks need() until it says nothing, and knows no rule. docs/judge.md is the rule
-book: the order of the rules, and what each of them says.
+Whoever measures asks need() until it says nothing. docs/judge.md is the rule book: the order of the
+rules, and what each of them says.
 """
 
 from dataclasses import dataclass, replace

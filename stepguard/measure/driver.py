@@ -128,7 +128,7 @@ class Driver:
         self._late = False  # more pairs were wanted
 
     def state(self) -> SoFar:
-        """Return how far the case is, and what the judge needs."""
+        """Ask the judge what is needed. Return that, and how far the case is."""
         state, beside = self._state, self._beside
         if state.stage in (Stage.NONE, Stage.COUNTED) and not (beside and state.uncounted):
             state.need = need(self.question())

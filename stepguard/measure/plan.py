@@ -1,8 +1,8 @@
 """What happens next to a case. Pure: the driver tells how far the case is, and does what is said.
 
-A case is measured in one tree, or in two that are compared. A launch of each tree that runs beside
-or behind the other's is a pair. The first launches count. Then the judge says whether a time is
-needed, and whether anything will likely follow.
+A case is measured in one tree, or in two that are compared. Two launches, one of each tree, are a
+pair; they run in turns or one after the other. The first launches count. Then the judge says
+whether a time is needed, and whether anything will likely follow.
 """
 
 from dataclasses import dataclass, replace

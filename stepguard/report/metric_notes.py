@@ -29,6 +29,7 @@ from stepguard.core.verdict import (
     PartMove,
 )
 from stepguard.judge.moved_places import EDITED
+from stepguard.judge.rules import on_cpu
 
 NOTE_PARTS = 3  # moved operators that a note names
 PLACES_SHOWN = 5  # of operators and of bytes
@@ -46,6 +47,9 @@ def note(metric: MetricVerdict) -> str:
         # The plan's interval and smallest detectable slowdown did not decide, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
+    if metric.pairs and on_cpu.decided(metric):
+        by, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
+        return f"{within}{by.interval} over {by.pairs} pairs, each at least {times} times"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
         by = metric.pairs.decision.interval
         return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"

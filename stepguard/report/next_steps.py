@@ -12,6 +12,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import NoComparison, Verdict
 from stepguard.judge.pair_statistics import deciding_margins
+from stepguard.judge.rules import on_cpu
 from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import staying_undecided, suggested_sizes
 from stepguard.machine.interpreter import called
@@ -158,6 +159,11 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             return []
         if first := _decide_first(verdict):
             return first
+        if any(map(on_cpu.decided, verdict.moved)):
+            return [
+                "no recording judges this time and no waiver passes it: if it is meant, an owner "
+                "merges it as it is"
+            ]
         waive = commands.waive(verdict)
         measure = commands.measure
         accept = commands.accept(verdict.case_id) + NEW_LEVEL

@@ -9,11 +9,12 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.verdict import Decision
+from stepguard.core.verdict import Decision, MetricVerdict
 from stepguard.judge.pair_statistics import measured
 
 SLOWER_TIMES = 1.5  # as long as the other tree's fastest block
 SLOWER_PAIRS = 3  # that have to show it, all of them
+LIMIT_PCT = 100 * (SLOWER_TIMES - 1)
 
 
 def rule(comparison: Comparison) -> Decision:
@@ -30,6 +31,11 @@ def rule(comparison: Comparison) -> Decision:
     # none of HEAD's: with two blocks of a side at most one time in four a pair, were it even odds.
     low, high = (100 * math.expm1(math.log(one)) for one in (min(ratios), max(ratios)))
     return said(Status.SLOWER, p_value=0.25 ** len(ratios), low_pct=low, high_pct=high)
+
+
+def decided(metric: MetricVerdict) -> bool:
+    """Tell whether this rule decided a time that was too long."""
+    return metric.status is Status.SLOWER and metric.limit_pct == LIMIT_PCT
 
 
 def _fastest_ms(launch: Launch) -> float:
