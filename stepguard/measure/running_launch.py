@@ -89,22 +89,20 @@ class RunningLaunch:
         launches[0].workers.expect(*(launch.group for launch in launches))
 
     def hello(self) -> None:
-        """Wait until the ranks have imported everything. Their time limit runs from then on."""
+        """Wait until the ranks have imported everything."""
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():
             self.group.hello(self.workers.progress.tick)
 
-    def build(self, quietly: bool = False) -> Answers:
-        """Build the workload and run its first step. Return what the ranks say of it."""
-        if not quietly:
-            self.show("build and first step")
-        answers = self.prepare(quietly)
-        self.first_step(quietly)
-        return answers
+    def build(self) -> None:
+        """Build the workload and run its first step."""
+        self.show("build and first step")
+        self.prepare(quietly=False)
+        self.first_step(quietly=False)
 
-    def prepare(self, quietly: bool) -> Answers:
-        """Build the workload. Return what the ranks say of it."""
+    def prepare(self, quietly: bool) -> None:
+        """Build the workload. Keep what the ranks say of it."""
         case = self.workers.case
         # A loop has already compiled and run steps when it stops for the first time.
         limit_s = COMPILE_LIMIT_S if case.loop else COMMAND_LIMIT_S
@@ -117,7 +115,6 @@ class RunningLaunch:
         )
         with self._blamed():
             self.workers.take_description(answers, self.group.spec)
-        return answers
 
     def first_step(self, quietly: bool) -> None:
         """Run the first step, which compiles."""

@@ -58,10 +58,11 @@ def build(alive: Alive, label: str, first: bool) -> bool:
         _at_once(ticker, launches, _first_step)
         return True
     for launch in launches:
-        launch.show("build and first step")
-        if not prepared:
-            launch.prepare(quietly=False)
-        launch.first_step(quietly=False)
+        if prepared:
+            launch.show("build and first step")
+            launch.first_step(quietly=False)
+        else:
+            launch.build()
         launch.park()
     return False
 

@@ -6,6 +6,7 @@ answers.
 import math
 import re
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -29,7 +30,7 @@ from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.measure.case_workers import Bench
+from stepguard.measure.case_workers import Bench, CaseWorkers
 from stepguard.measure.driver import Pairing
 from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
@@ -678,6 +679,13 @@ def test_what_fits(world, measure, peaks, at_once):
     measure(2, GPU)
     thread = world.threads[("pair 2 head", "first_step")]
     assert (thread is not threading.main_thread()) is at_once
+
+
+def test_the_smallest_gpu_says_what_fits():
+    """Ranks may have cards of different sizes."""
+    workers = CaseWorkers.__new__(CaseWorkers)
+    workers._ranks = [SimpleNamespace(memory_bytes=gib * GIB) for gib in (140, 80, 140)]
+    assert workers.gpu_memory_bytes == 80 * GIB
 
 
 def test_a_disturbed_block_is_measured_again(world, measure):
