@@ -101,10 +101,12 @@ def _commit_beside(question: Question, now: Evidence) -> str:
 def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
     head, base = pairs.head, pairs.base
     if head.counts and base.counts and not (head.faults or base.faults):
+        # Launches that are alive by then are timed all the same, as the first pair.
+        profiled = changed_kernels.wants_profiles(pairs)
         if names := doubtful(head, summarise(base)):
-            return Need(counters=names)
+            return Need(counters=names, profiled=profiled)
         if names := doubtful_of_other(base, head):
-            return Need(counters=names, of_base=True)
+            return Need(counters=names, of_base=True, profiled=profiled)
     permitted = question.permissions, question.today
     wanted = (
         wants_every_pair(pairs) if question.everything else wants_another_pair(pairs, *permitted)

@@ -48,8 +48,8 @@ def note(metric: MetricVerdict) -> str:
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
     if metric.pairs and on_cpu.decided(metric):
-        by, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
-        return f"{within}{by.interval} over {by.pairs} pairs, each at least {times} times"
+        said, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
+        return f"{within}{said.interval} over {said.pairs} pairs, each at least {times} times"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
         by = metric.pairs.decision.interval
         return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"

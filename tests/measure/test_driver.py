@@ -772,6 +772,18 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
 
 
+def test_a_first_pair_is_profiled_although_a_counter_is_in_doubt(world, measure, differing):
+    """Its launches are alive by then, and are timed all the same."""
+    alike, other = {"launches_per_step": 4}, {"information": {}, "unstable": {}}
+    world.counts = {
+        FIRST[0]: STEPS_VARY | other,
+        **{label: {"values": alike} | other for label in (FIRST[1], *COUNTING)},
+    }
+    found = measure(None, replace(GPU, gates=(*GPU.gates, "launches_per_step")))
+    assert all(one.kernels_us for one in found.head.launches)
+    assert judged(found).reason is Reason.CHANGED_KERNELS
+
+
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
     found = measure(None, GPU)

@@ -4,6 +4,8 @@ The fastest block of each side counts: other work on a machine makes blocks slow
 """
 
 import math
+from functools import partial
+from statistics import geometric_mean
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
@@ -22,15 +24,20 @@ def rule(comparison: Comparison) -> Decision:
     do. With fewer the pairs do not decide.
     """
     ratios = [_fastest_ms(head) / _fastest_ms(base) for head, base in comparison.paired_launches()]
-    said = measured(comparison).say
+    # What is shown is what is judged: not the means of all steps.
+    said = partial(measured(comparison).say, estimate_pct=_pct(geometric_mean(ratios)))
     if min(ratios) < SLOWER_TIMES:
         return said(Status.SAME, Reason.NO_SLOWDOWN)
     if len(ratios) < SLOWER_PAIRS:
         return said(Status.INCONCLUSIVE, final=comparison.out_of_time)
     # Unchanged code looks like this if a disturbance spares a block of the base in each pair and
     # none of HEAD's: with two blocks of a side at most one time in four a pair, were it even odds.
-    low, high = (100 * math.expm1(math.log(one)) for one in (min(ratios), max(ratios)))
-    return said(Status.SLOWER, p_value=0.25 ** len(ratios), low_pct=low, high_pct=high)
+    low_pct, high_pct = _pct(min(ratios)), _pct(max(ratios))
+    return said(Status.SLOWER, p_value=0.25 ** len(ratios), low_pct=low_pct, high_pct=high_pct)
+
+
+def _pct(ratio: float) -> float:
+    return 100 * math.expm1(math.log(ratio))
 
 
 def decided(metric: MetricVerdict) -> bool:

@@ -58,3 +58,14 @@ def test_too_few_pairs_are_no_verdict(late):
     assert (
         decision(found).final is late and judge(Question(pairs=found)).status is Status.INCONCLUSIVE
     )
+
+
+def test_what_is_shown_is_what_is_judged():
+    """HEAD's fastest blocks take twice as long, and its mean is shorter: a step that is slow now
+    and then on the other side alone.
+    """
+    found = pairs(2.0, 2.0, 2.0)
+    slow = tuple(launch(index=n, blocks=(block(90.0), block(10.0))) for n in (1, 2, 3))
+    judged = decision(replace(found, base=replace(found.base, launches=slow)))
+    assert judged.status is Status.SLOWER
+    assert judged.low_pct <= judged.estimate_pct <= judged.high_pct
