@@ -15,9 +15,10 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.explain.causes import lines_of
 from stepguard.report.cause_text import how, machine_code, named, refused_because
 from stepguard.report.metric_notes import on_ranks
-from stepguard.trace.kernel_classes import is_generic, operator_in
+from stepguard.trace.kernel_classes import is_generic
 
 # A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
 # named in place of a counted wait if it makes up at least MAIN_SHARE.
@@ -126,22 +127,16 @@ def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
 
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
-    """Return the line of the operator that a kernel runs, if only one function calls it more or
-    less often than before. A kernel of the backward pass gets the line of the forward operator, not
-    the line that starts the pass.
+    """Return the line of the operator that a kernel runs: of the only function that calls it more
+    or less often than before, or else the only line that calls it. A kernel of the backward pass
+    gets the line of the forward operator, not the line that starts the pass.
     """
     operators = _operators(verdict)
     # An operator that is called less often does not explain a slower kernel.
-    matching = [
-        (site, common)
-        for site in (operators.sites if operators else ())
-        if site.file
-        and (site.count > 0 or cause.us < 0)
-        and (common := operator_in(cause.place, site.what))
-    ]
-    sites = [site for site, common in matching if common == matching[0][1]]
-    lines = [site for site in sites if not site.phase] or sites
-    return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
+    moved = (s for s in (operators.sites if operators else ()) if s.count > 0 or cause.us < 0)
+    lines = lines_of(cause.place, moved)
+    one_function = len({(site.file, site.function) for site in lines}) == 1
+    return lines[0] if one_function else cause.line or None
 
 
 def _where(cause: Cause) -> str:
@@ -200,4 +195,5 @@ def line(cause: Cause) -> str:
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"
-    return ", ".join(filter(None, (text, _where(cause))))
+    at = cause.line.place if cause.line else ""
+    return ", ".join(filter(None, (text, _where(cause), at)))
