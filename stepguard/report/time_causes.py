@@ -17,7 +17,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.explain.causes import lines_of
 from stepguard.report.cause_text import how, machine_code, named, refused_because
-from stepguard.report.metric_notes import on_ranks
+from stepguard.report.metric_notes import in_function, on_ranks, operator_move
 from stepguard.trace.kernel_classes import is_generic
 
 # A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
@@ -76,10 +76,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
         return cause if main or not waits else waits[0]
     if waits or cause:
         return waits[0] if waits else cause
-    more = None if time.place else _operators(verdict)
-    if more is None or not more.gated or more.place is None:
-        return None
-    return more if more.place.count > 0 and change_us > 0 else None
+    return None if time.place or change_us <= 0 else _more_operators(verdict)
 
 
 def _rise(metric: MetricVerdict) -> float:
@@ -104,12 +101,25 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 
 def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
-    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" with its ranks and its line,
-    and the line, if known. Times are of a step, over all launches, as a mean over ranks.
+    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" with its
+    ranks, and the line, if known. Names come last, since they may be long. If the line is unknown,
+    it is that of operators that the step calls more often. Times are of a step, over all launches,
+    as a mean over ranks.
     """
-    site, text = site_of(cause, verdict), f"{named(cause)} {_figures(cause.before, cause.after)}"
+    site = site_of(cause, verdict)
     where = _where(cause), on_ranks(_ranks(site, verdict))
-    return ", ".join(filter(None, (text, *where))) + (f" {site.place}" if site else ""), site
+    at = f" {site.place}" if site else ""
+    more = _more_operators(verdict) if site is None and cause.us > 0 else None
+    if more and more.place:
+        site, at = more.place, f", beside {in_function(operator_move(more), more.place)}"
+    text = ", ".join(filter(None, (_figures(cause.before, cause.after), *where)))
+    return f"{text}{at}: {named(cause)}", site
+
+
+def _more_operators(verdict: Verdict) -> MetricVerdict | None:
+    """Return the operators that moved, if the first line of them calls more; else None."""
+    found = _operators(verdict)
+    return found if found and found.gated and found.place and found.place.count > 0 else None
 
 
 def _operators(verdict: Verdict) -> MetricVerdict | None:
