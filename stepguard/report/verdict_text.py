@@ -43,7 +43,6 @@ from stepguard.report.metric_notes import (
 from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_waivers
 
-BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 HEADLINE = 160  # characters
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
 # Counts of what operators make a device do. The only known lines are those of the operators.
@@ -109,9 +108,8 @@ def _what_moved(metric: MetricVerdict) -> str:
         return f"{metric.metric}: {parts(metric, 2)}"
     if site:
         return f"{moved}{here}{share_of_place(metric)} {site.place}{site.reached}"
-    # No counted line made it: it existed before the counted steps.
     if metric.metric == BETWEEN_STEPS:
-        return f"{moved}{here}: {BEFORE_THE_STEPS}"
+        return f"{moved}{here}: made by no counted line"
     if metric.metric in OF_KERNELS and metric.moved:
         return f"{moved}{here}: {parts(metric, 1)}"
     return moved + here

@@ -250,14 +250,16 @@ class Origins:
             if number not in self._made:
                 self._made[number] = operator, locate(frames(sys._getframe()))
 
-    def here(self) -> str:
-        """Return what runs now, "backward of aten.mul, gpt.py:88 in MLP.forward".
-
-        Empty outside of a backward pass, and if the node's operator was not seen.
+    def made(self) -> tuple[str, Place] | None:
+        """Return the forward operator of what runs now, and its line. None outside of a backward
+        pass, and if the node's operator was not seen.
         """
         node = torch._C._current_autograd_node()
-        made = self._made.get(node._sequence_nr()) if node is not None else None
-        if made is None:
+        return self._made.get(node._sequence_nr()) if node is not None else None
+
+    def here(self) -> str:
+        """Return what runs now, "backward of aten.mul, gpt.py:88 in MLP.forward"; "" without it."""
+        if (made := self.made()) is None:
             return ""
         operator, place = made
         where = place.via or f"{place.file}:{place.line} in {place.function}"
