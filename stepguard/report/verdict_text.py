@@ -43,7 +43,7 @@ from stepguard.report.metric_notes import (
 from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_waivers
 
-HEADLINE = 160  # characters
+HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
 # Counts of what operators make a device do. The only known lines are those of the operators.
 DONE_BY_OPERATORS = (
@@ -268,10 +268,11 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     cause, place = _cause(verdict)
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
+    front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
+    if not verdict.whole:  # a worker's own words are shown whole
+        cause = cut(cause, HEADLINE - min(len(front), FRONT))
     return Page(
-        headline=cut(
-            printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}"), HEADLINE
-        ),
+        headline=printable(front + cause),
         message=verdict.message,
         detail=verdict.detail or detail(verdict),
         lines=evidence_lines(verdict),
