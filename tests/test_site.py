@@ -331,3 +331,16 @@ def test_a_sync_in_a_library_has_two_lines():
         verdict = rise(site)
         assert headline(verdict).endswith(f"model/gpt.py:88{behind}")
         assert f"(model/gpt.py:88){behind}, forward" in block(page_of(verdict))
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("model/gpt.py", "model/gpt.py:7"),
+        ("/env/lib/site-packages/numpy/linalg/a.py", "numpy/linalg/a.py:7"),
+        ("/home/me/kit/src/fit.py", "src/fit.py:7"),
+    ],
+)
+def test_no_place_is_an_absolute_path(file, shown):
+    """A library's file begins with its package."""
+    assert Site("what", file, 7).place == shown

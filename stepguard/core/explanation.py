@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepguard.core.profile import MachineCode, Work
+from stepguard.core.site import Site
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes
@@ -74,6 +75,9 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: str  # source line or operators; empty if the profile has none
     before: Side
     after: Side
+    # The line of the operator that launches its kernels; of a backward kernel the line of its
+    # forward operator. Unset, and then not written, if several lines may be it.
+    line: Site | msgspec.UnsetType = msgspec.UNSET
 
 
 Causes = Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)]

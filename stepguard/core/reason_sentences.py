@@ -133,9 +133,9 @@ class WorkMoved(Sentence, frozen=True):
         old, new = (side or "alike" for side in sides)
         alone = len(self.old) == len(self.new) == 1
         known = alone and self.old[0]
-        share = f" ({100 * (self.new[0] / self.old[0] - 1):+.2f} %)" if known else ""
+        share = f" {100 * (self.new[0] / self.old[0] - 1):+.2f} %:" if known else ""
         by = "" if alone else " by rank"
-        return f"{self.metric}{by} {old} in {self.other}, now {new}{share}"
+        return f"{self.metric}{by}{share} {old} in {self.other}, now {new}"
 
 
 class OwnLimit(Sentence, frozen=True):

@@ -6,6 +6,7 @@ function, source text and what happens there. The line is only for the reader.
 
 import re
 from collections.abc import Iterable
+from pathlib import PurePath
 
 import msgspec
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from stepguard.core.profile import grouped
 from stepguard.core.text import cut
 
+INSTALLED = ("site-packages", "dist-packages")
 _LINE = re.compile(r":\d+ in ")
 
 
@@ -65,7 +67,17 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def place(self) -> str:
         """Return ``model/gpt.py:88``; only the file if the line is another revision's."""
-        return f"{self.file}:{self.line}" if self.line else self.file
+        file = named_file(self.file) if self.file.startswith("/") else self.file
+        return f"{file}:{self.line}" if self.line else file
+
+
+def named_file(file: str) -> str:
+    """Return a library's file as its readers know it, "transformers/trainer.py": from the package's
+    folder, or with the one folder around it.
+    """
+    parts = PurePath(file).parts
+    packages = [number for number, part in enumerate(parts) if part in INSTALLED]
+    return "/".join(parts[packages[-1] + 1 :] if packages else parts[-2:])
 
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:

@@ -19,6 +19,7 @@ from stepguard.core.metrics import (
     FLOPS,
     METRICS,
     OPERATORS,
+    SETTINGS,
     Role,
 )
 from stepguard.core.permission import PermissionOutcome
@@ -225,6 +226,8 @@ def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     no line of the step calls: they come after the memory that is kept.
     """
     cause: float = COUNTERS.index(metric.metric) if metric.metric in COUNTERS else -1
+    if metric.metric == SETTINGS:  # it may make any of the others
+        cause = -0.5
     if metric.metric == COLLECTIVES and metric.old == metric.new:
         cause = COUNTERS.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
     if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
@@ -234,12 +237,26 @@ def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
 
 def worst_first(metrics: Iterable[MetricVerdict]) -> list[MetricVerdict]:
     """Return metrics in the order of a report. If a counter decides before the time, all that
-    changed comes before a time that is SLOWER.
+    changed comes before a time that is SLOWER. Of what is as bad, other work comes first, with the
+    operators that do it; operators that fell come last if anything rose.
     """
     ordered = sorted(metrics, key=cause_first)
+    changed = [metric for metric in ordered if metric.status is Status.CHANGED]
+    work = any(metric.metric == FLOPS and metric.role == "work" for metric in changed)
+    rose = any(_rise(metric) > 0 for metric in changed)
+
+    def order(metric: MetricVerdict) -> tuple[float, bool, bool]:
+        fell = rose and metric.metric == OPERATORS and _rise(metric) < 0
+        return metric.rank, fell, not (work and metric.metric in (SETTINGS, OPERATORS, FLOPS))
+
+    ordered.sort(key=order)
     if any(metric.decides for metric in ordered):
         ordered.sort(key=lambda one: bool(one.waived_until) or one.status is not Status.CHANGED)
     return ordered
+
+
+def _rise(metric: MetricVerdict) -> float:
+    return (metric.new or 0) - (metric.old or 0)
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:

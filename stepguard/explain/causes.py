@@ -7,7 +7,7 @@ such terms is ``Explanation.scatter_us``. Causes and scatter always add up to th
 side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -27,9 +27,11 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
+from stepguard.core.site import Site
 from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import How, Match, match, rows_of
 from stepguard.explain.scatter import Scatter, Term, Usual
+from stepguard.trace.kernel_classes import operator_in
 
 LOST_AT_MOST = 0.05  # share of the launches
 # Least share of the kernels' time in classes of both sides; with less, the programs are different.
@@ -40,10 +42,16 @@ _SHARED_PHASES = 0.5
 _MOVED_SHARE = 0.2  # of the time that came and went in a phase; a net change up to it is a move
 
 
-def explain(before: Profile, after: Profile, judged: Collection[Match] = ()) -> Explanation:
+def explain(
+    before: Profile,
+    after: Profile,
+    judged: Collection[Match] = (),
+    operators: Sequence[Site] = (),
+) -> Explanation:
     """Return the causes of the difference between two profiles of one workload, or why the profiles
     cannot be compared. Kernels that were ``judged`` to make the difference are causes, even if
-    their time is within the scatter between the steps of these two profiles.
+    their time is within the scatter between the steps of these two profiles. Lines of causes are
+    those of the ``operators`` that the step of ``after`` calls.
     """
     if refused := _refusals(before, after):
         return Explanation(refused)
@@ -55,7 +63,7 @@ def explain(before: Profile, after: Profile, judged: Collection[Match] = ()) -> 
     scatter = Scatter([term for term, _ in terms] + [term for _, term in classes], step_us)
     causes, rest = _sorted_out(terms, scatter)
     paced, unpaced = _pace_causes(pace, classes, scatter)
-    causes = _with_moves(causes) + paced
+    causes = [_with_line(cause, operators) for cause in _with_moves(causes) + paced]
     rest += unpaced
     return Explanation(
         refused=(),
@@ -69,6 +77,44 @@ def explain(before: Profile, after: Profile, judged: Collection[Match] = ()) -> 
         software=_other_software(before, after),
         other_machine_code=tuple(_other_machine_code(terms, scatter)) or UNSET,
     )
+
+
+def _with_line(cause: Cause, operators: Sequence[Site]) -> Cause:
+    """Return a cause with the line of the operator that launches its kernels, if it is one line."""
+    mine = [site for site in operators if operator_in(cause.place, site.what)]
+    names = {operator_in(cause.place, site.what) for site in mine}
+    origins = {_origin(site) for site in mine} - {""}
+    if not cause.after.calls or len(names) != 1 or len(origins) != 1:
+        return cause
+    for site in mine:
+        if site.phase != "backward":
+            return replace(cause, line=site)
+    place, _, function = origins.pop().partition(" in ")
+    file, _, line = place.rpartition(":")
+    return replace(cause, line=Site(mine[0].what, file, int(line), function))
+
+
+def _origin(site: Site) -> str:
+    """Return the line that calls an operator, in a backward pass that of the forward operator:
+    "model/gpt.py:88 in MLP.forward". It is the library's line if a library calls the operator, and
+    empty if it is unknown.
+    """
+    if site.phase == "backward":
+        return (site.via or "").partition(", ")[2]
+    return site.via or f"{site.place} in {site.function}"
+
+
+def lines_of(place: str, operators: Iterable[Site]) -> list[Site]:
+    """Return the lines of the operator that launches the kernels of a ``place``: of several
+    operators the first. The line that starts a pass comes only if no other line is known.
+    """
+    matching = [
+        (site, common)
+        for site in operators
+        if site.file and (common := operator_in(place, site.what))
+    ]
+    sites = [site for site, common in matching if common == matching[0][1]]
+    return [site for site in sites if not site.phase] or sites
 
 
 def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:

@@ -48,7 +48,8 @@ def against_recordings(
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    explanation = explain(before, as_recorded(profile, {row.key for row in before.kernels}))
+    after = as_recorded(profile, {row.key for row in before.kernels})
+    explanation = explain(before, after, operators=now.operator_sites())
     risen = risen_us(explanation, before.parts)
     return explanation, risen > ALARM_SHARE * explanation.before_us > 0
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -310,8 +310,9 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
     ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     before, after = base.counted.profile, head.counted.profile
     judged = judged_kernels(comparison, decided)
+    lines = head.counted.sites.get(OPERATORS, ())
     return {
-        "explanation": explain(before, after, judged) if before and after else None,
+        "explanation": explain(before, after, judged, lines) if before and after else None,
         "straggler": None if other else straggler(*ranks),
     }
 

@@ -147,7 +147,8 @@ def _moved_operators(
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more or less often. If an operator fell, the count
     is negative. Touched lines come before untouched ones. In both groups lines with a phase come
-    last: their operators are called only in backward passes and optimizers.
+    last: their operators are called only in backward passes and optimizers. If the step calls more
+    operators than before, lines that call fewer views come after all others.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
@@ -164,9 +165,11 @@ def _moved_operators(
             signed = replace(site, count=site.count if rose else -site.count, phase=phase)
             moved_lines.append(signed if rose else _former(signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
+    rose = sum(part.new - part.old for part in moved) > 0
 
-    def order(site: Site) -> tuple[bool, bool, int, int]:
-        return not touched(site), bool(site.phase), number[site.what], -abs(site.count)
+    def order(site: Site) -> tuple[bool, bool, bool, int, int]:
+        fell = rose and site.count < 0 and is_view(site.what)
+        return fell, not touched(site), bool(site.phase), number[site.what], -abs(site.count)
 
     return tuple(_with_library(sorted(moved_lines, key=order), now))
 

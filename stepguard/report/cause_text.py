@@ -3,6 +3,7 @@ compared.
 """
 
 from collections.abc import Iterator, Sequence
+from os.path import commonprefix
 
 from stepguard.core.explanation import Cause, Kind, Refused, Side, Unlike
 from stepguard.core.text import listed
@@ -15,10 +16,10 @@ _WORDS = {
     Kind.CALLS: ("{what}", "{calls} launches", ""),
     Kind.TIME: ("{what}", "{launched} as before", "{each}"),
     Kind.SHAPE: ("{what}", "{new:g} launches, another shape", "{shapes}"),
-    Kind.REPLACED: ("{before} replaced {part}by {come}", "{calls} launches", ""),
+    Kind.REPLACED: ("{come} {part}for {before}", "{calls} launches", ""),
     Kind.ADDED: ("{what}", "{new:g} launches, new", ""),
     Kind.REMOVED: ("{what}", "{old:g} launches, gone", ""),
-    Kind.MOVED: ("{before} moved to {after}", "{calls} launches", ""),
+    Kind.MOVED: ("{before} moved to {come}", "{calls} launches", ""),
     Kind.CLOCK: ("the clock ({classes})", "by one ratio", "{times}"),
 }
 _MACHINE_CODE = {
@@ -31,7 +32,7 @@ _MACHINE_CODE = {
     "atomic": "atomic instructions {}",
 }
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
-_SHORT, _WHOLE = 36, 80  # characters of a kernel's name
+_FRONT, _BEHIND = 12, 21  # characters of a name before and from where it differs from another
 _REFUSED = {
     Unlike.GPU: "different GPUs: {before} and {after}",
     Unlike.RANKS: "different numbers of ranks: {before} and {after}",
@@ -101,19 +102,16 @@ def _word(cause: Cause, column: int) -> str:
     come = [name for name in after.names if stays and name not in before.names]
     went = [name for name in before.names if stays and not come and name not in after.names]
     old_names, new_names = went or before.names, come or after.names
-    # Two names may differ only in the middle, which a short form leaves out.
-    alike = old_names[:1] != new_names[:1] and _names(old_names) == _names(new_names)
-    width = _WHOLE if alike else _SHORT
+    old_name, new_name = _apart((*old_names, "")[0], (*new_names, "")[0])
     idle = (*after.names, *before.names, cause.what)[0]
     each = [f"{side.us / side.calls:,.1f}" for side in (before, after) if side.calls]
     times = f"{after.us / before.us:.3f} times as long" if before.us else ""
     return _WORDS.get(cause.kind, _PART)[column].format(
         what=short(cause.what, 44),
         idle=cause.what if cause.what == idle else f"{idle}: {cause.what}",
-        before=_names(old_names, width),
-        after=_names(after.names, width),
+        before=_listed(old_name, old_names),
         part="in part " if come else "",
-        come=_names(new_names, width),
+        come=_listed(new_name, new_names),
         classes=", ".join(after.names),
         old=old,
         new=new,
@@ -126,9 +124,22 @@ def _word(cause: Cause, column: int) -> str:
     )
 
 
-def _names(kernels: Sequence[str], width: int = _SHORT) -> str:
+def _apart(old: str, new: str) -> tuple[str, str]:
+    """Return two kernels' names, short, and so that different names are different texts."""
+    shown = short(old), short(new)
+    if old == new or shown[0] != shown[1]:
+        return shown
+    whole = [short(name, len(name)) for name in (old, new)]
+    if whole[0] == whole[1]:  # their template arguments differ
+        return shown[0], f"another form of {shown[0]}"
+    begin = max(0, len(commonprefix(whole)) - 2)
+    apart = [f"{name[:_FRONT]}...{short(name[begin:], _BEHIND)}" for name in whole]
+    return apart[0], apart[1]
+
+
+def _listed(first: str, kernels: Sequence[str]) -> str:
     """Return the first of some kernels, which is the longest, and how many more there are."""
-    return listed([short(name, width) for name in kernels]) or "nothing"
+    return listed([first, *kernels[1:]]) if kernels else "nothing"
 
 
 def _shape(side: Side) -> str:

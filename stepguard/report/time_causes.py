@@ -15,9 +15,10 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.explain.causes import lines_of
 from stepguard.report.cause_text import how, machine_code, named, refused_because
-from stepguard.report.metric_notes import on_ranks
-from stepguard.trace.kernel_classes import is_generic, operator_in
+from stepguard.report.metric_notes import in_function, on_ranks, operator_move
+from stepguard.trace.kernel_classes import is_generic
 
 # A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
 # named in place of a counted wait if it makes up at least MAIN_SHARE.
@@ -75,10 +76,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
         return cause if main or not waits else waits[0]
     if waits or cause:
         return waits[0] if waits else cause
-    more = None if time.place else _operators(verdict)
-    if more is None or not more.gated or more.place is None:
-        return None
-    return more if more.place.count > 0 and change_us > 0 else None
+    return None if time.place or change_us <= 0 else _more_operators(verdict)
 
 
 def _rise(metric: MetricVerdict) -> float:
@@ -103,12 +101,25 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 
 def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
-    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" with its ranks and its line,
-    and the line, if known. Times are of a step, over all launches, as a mean over ranks.
+    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" with its
+    ranks, and the line, if known. Names come last, since they may be long. If the line is unknown,
+    it is that of operators that the step calls more often. Times are of a step, over all launches,
+    as a mean over ranks.
     """
-    site, text = site_of(cause, verdict), f"{named(cause)} {_figures(cause.before, cause.after)}"
+    site = site_of(cause, verdict)
     where = _where(cause), on_ranks(_ranks(site, verdict))
-    return ", ".join(filter(None, (text, *where))) + (f" {site.place}" if site else ""), site
+    at = f" {site.place}" if site else ""
+    more = _more_operators(verdict) if site is None and cause.us > 0 else None
+    if more and more.place:
+        site, at = more.place, f", beside {in_function(operator_move(more), more.place)}"
+    text = ", ".join(filter(None, (_figures(cause.before, cause.after), *where)))
+    return f"{text}{at}: {named(cause)}", site
+
+
+def _more_operators(verdict: Verdict) -> MetricVerdict | None:
+    """Return the operators that moved, if the first line of them calls more; else None."""
+    found = _operators(verdict)
+    return found if found and found.gated and found.place and found.place.count > 0 else None
 
 
 def _operators(verdict: Verdict) -> MetricVerdict | None:
@@ -126,22 +137,16 @@ def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
 
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
-    """Return the line of the operator that a kernel runs, if only one function calls it more or
-    less often than before. A kernel of the backward pass gets the line of the forward operator, not
-    the line that starts the pass.
+    """Return the line of the operator that a kernel runs: of the only function that calls it more
+    or less often than before, or else the only line that calls it. A kernel of the backward pass
+    gets the line of the forward operator, not the line that starts the pass.
     """
     operators = _operators(verdict)
     # An operator that is called less often does not explain a slower kernel.
-    matching = [
-        (site, common)
-        for site in (operators.sites if operators else ())
-        if site.file
-        and (site.count > 0 or cause.us < 0)
-        and (common := operator_in(cause.place, site.what))
-    ]
-    sites = [site for site, common in matching if common == matching[0][1]]
-    lines = [site for site in sites if not site.phase] or sites
-    return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
+    moved = (s for s in (operators.sites if operators else ()) if s.count > 0 or cause.us < 0)
+    lines = lines_of(cause.place, moved)
+    one_function = len({(site.file, site.function) for site in lines}) == 1
+    return lines[0] if one_function else cause.line or None
 
 
 def _where(cause: Cause) -> str:
@@ -200,4 +205,5 @@ def line(cause: Cause) -> str:
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"
-    return ", ".join(filter(None, (text, _where(cause))))
+    at = cause.line.place if cause.line else ""
+    return ", ".join(filter(None, (text, _where(cause), at)))

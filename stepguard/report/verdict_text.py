@@ -26,7 +26,7 @@ from stepguard.core.run_document import Page
 from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.text import counted, listed, printable
+from stepguard.core.text import counted, cut, listed, printable
 from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
 from stepguard.measure.suite import Result
 from stepguard.report import time_causes
@@ -43,7 +43,7 @@ from stepguard.report.metric_notes import (
 from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_waivers
 
-BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
+HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
 # Counts of what operators make a device do. The only known lines are those of the operators.
 DONE_BY_OPERATORS = (
@@ -85,12 +85,13 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         operators = _operator_of(worst, verdict)
         both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
         return both, (operators or worst).place
-    # The cause comes before the time that it explains.
     if isinstance(cause, Cause):
         named, site = time_causes.moved(cause, verdict)
-    else:
-        named, site = _what_moved(cause), cause.place
-    return f"{named}; {change(worst, digits=1)}", site
+        known = worst.change_pct is not None
+        by = f"{worst.metric} {_percent(worst)}" if known else change(worst, digits=1)
+        return f"{by}: {named}", site
+    # The count comes before the time that it explains.
+    return f"{_what_moved(cause)}; {change(worst, digits=1)}", cause.place
 
 
 def _what_moved(metric: MetricVerdict) -> str:
@@ -107,9 +108,8 @@ def _what_moved(metric: MetricVerdict) -> str:
         return f"{metric.metric}: {parts(metric, 2)}"
     if site:
         return f"{moved}{here}{share_of_place(metric)} {site.place}{site.reached}"
-    # No counted line made it: it existed before the counted steps.
     if metric.metric == BETWEEN_STEPS:
-        return f"{moved}{here}: {BEFORE_THE_STEPS}"
+        return f"{moved}{here}: made by no counted line"
     if metric.metric in OF_KERNELS and metric.moved:
         return f"{moved}{here}: {parts(metric, 1)}"
     return moved + here
@@ -137,6 +137,12 @@ def _short(name: str, value: float) -> str:
     return f"{value / scale:,.3g} {letter}"
 
 
+def _percent(metric: MetricVerdict, digits: int = 1) -> str:
+    """Return a metric's move, "+4.2 %". A limit of less than 0.2 % asks for two digits."""
+    fine = metric.limit_pct is not None and metric.limit_pct < 0.2
+    return f"{metric.change_pct or 0.0:+.{2 if fine else digits}f} %"
+
+
 def change(metric: MetricVerdict, digits: int = 2) -> str:
     """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
 
@@ -151,8 +157,8 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
         old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
     text = f"{name} {old} -> {new}"
     if metric.limit_pct is not None and metric.change_pct is not None:
-        digits = digits if metric.limit_pct >= 0.2 else 2
-        return f"{text} ({metric.change_pct:+.{digits}f} %, limit {metric.limit_pct:.{digits}f} %)"
+        limit = f"{metric.limit_pct:.{digits if metric.limit_pct >= 0.2 else 2}f}"
+        return f"{text} ({_percent(metric, digits)}, limit {limit} %)"
     if not (moved := metric.new - metric.old):
         return text
     over = f" {metric.figures.sentence}" if isinstance(metric.figures, OverSteps) else ""
@@ -262,8 +268,11 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     cause, place = _cause(verdict)
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
+    front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
+    if not verdict.whole:  # a worker's own words are shown whole
+        cause = cut(cause, HEADLINE - min(len(front), FRONT))
     return Page(
-        headline=printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}"),
+        headline=printable(front + cause),
         message=verdict.message,
         detail=verdict.detail or detail(verdict),
         lines=evidence_lines(verdict),

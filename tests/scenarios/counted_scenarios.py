@@ -19,7 +19,7 @@ from inputs import (
 )
 from scenario import Files, Run, Scenario
 
-from stepguard.core.metrics import BETWEEN_STEPS, FP64
+from stepguard.core.metrics import BETWEEN_STEPS, FLOPS, FP64, GARBAGE
 from stepguard.core.site import Site
 
 PEAK = "peak_allocated_bytes"
@@ -85,6 +85,17 @@ def untied(updates, **how):
     line = Site(mul, "train.py", 9, "step", "optimizer.step()", "optimizer", count=updates)
     detail = {OPERATORS: {mul: updates, "aten.add.Tensor": 2400}}
     return counting(TWO_RANKS, {OPERATORS: (line,)}, detail, **{OPERATORS: 2400 + updates} | how)
+
+
+PRODUCT = Site("aten.mm.default", "model/gpt.py", 72, "MLP.forward", "x @ self.more", count=2)
+SLICE = Site("aten.slice.Tensor", "model/gpt.py", 30, "MLP.forward", "x = x[:n]")
+
+
+def working(calls, line, **how):
+    """A step of these operators, and where one of them is called."""
+    detail = {OPERATORS: {"aten.add.Tensor": 2400} | calls}
+    total = sum(detail[OPERATORS].values())
+    return counting(cpu_evidence(), {OPERATORS: (line,)}, detail, **{OPERATORS: total} | how)
 
 
 def raising(overload):
@@ -527,6 +538,16 @@ COUNTED = (
             baseline=recorded_of(
                 calling({"aten.gelu.default": 12, "aten.add.Tensor": 2388}, activating("gelu"))
             ),
+        ),
+    ),
+    Scenario(
+        "more-work-and-its-garbage",
+        "A line more calls a product, a view less is called, and a cycle is left: the work.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            working({PRODUCT.what: 2}, PRODUCT, **{GARBAGE: 18, FLOPS: 12 * 10**13}),
+            baseline=recorded_of(working({SLICE.what: 1}, SLICE, **{GARBAGE: 0, FLOPS: 10**14})),
         ),
     ),
     Scenario(

@@ -37,6 +37,18 @@ def step(slower=1.0, seed=1, code="a1", more_us=0.0, machine_code=None):
     return Profile("NVIDIA H200", 1, parts, tuple(rows), (gaps,))
 
 
+def attending(slower=1.0):
+    """The same step, with a library's kernel in its backward pass that takes ``slower`` times as
+    long, and the places of its operators.
+    """
+    made, name = step(), "fmha_cutlassB_bf16_aligned_64x64_k64_sm80(Params)"
+    us, place = (5000.0 * slower,) * STEPS, "aten::_efficient_attention_backward"
+    row = KernelRow(name, name, "attention", "backward", (12.0,) * STEPS, us, operator=place)
+    busy = added([made.parts.compute_us, us])
+    parts = replace(made.parts, step_us=added([busy, made.parts.idle_us]), compute_us=busy)
+    return replace(made, parts=parts, kernels=(*made.kernels, row))
+
+
 def counts_of(found, profile, **changes):
     """Evidence with that profile."""
     return replace(found, counts=replace(found.counts, profile=profile, **changes))

@@ -18,7 +18,7 @@ from inputs import (
     with_ranks,
     within,
 )
-from kernels import NORM, counts_of, step
+from kernels import NORM, attending, counts_of, step
 from recorded_kernels import as_recorded, compared, edited, longer, profile, steady
 from scenario import Files, Run, Scenario
 
@@ -28,6 +28,13 @@ from stepguard.core.site import Site
 from stepguard.judge.sequential_plan import level_of
 
 CLONED = "aten.clone.default"
+ATTENTION = "aten._scaled_dot_product_efficient_attention"
+ORIGIN = f"backward of {ATTENTION}, model/gpt.py:61 in Attention.forward"
+STARTED = "model/train.py", 88, "step", "loss.backward()", "backward"
+ATTENTIONS = (
+    Site(f"{ATTENTION}.default", "model/gpt.py", 61, "Attention.forward", "sdpa(q, k, v)"),
+    Site(f"{ATTENTION}_backward.default", *STARTED, via=ORIGIN),
+)
 CLONE = (Site(CLONED, "model/gpt.py", 70, "forward", "x.clone()", count=12),)
 
 
@@ -305,6 +312,18 @@ PAIRED = (
                 sites={OPERATORS: CLONE},
                 detail={OPERATORS: {"aten.mm.default": 24, "aten.add.Tensor": 2376, CLONED: 12}},
                 operator_calls_per_step=2412,
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-kernel-of-a-library-and-its-line",
+        "A library's backward kernel takes longer, and no operator moved: the one line that calls "
+        "its forward operator.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(
+            pairs=counted_in(
+                profiled(pairs(2.0), attending(2.0), attending()), sites={OPERATORS: ATTENTIONS}
             )
         ),
     ),

@@ -104,7 +104,7 @@ def test_each_trees_own_package_is_judged(clones):
     """With PYTHONPATH=src, as the message says, what was changed is seen beside the old one."""
     code, printed = gate(clones[1], "src", "--perf-against=old")
     assert code == 1, printed
-    assert "CHANGED" in printed and "flops_per_step 8,192 in old" in printed
+    assert "CHANGED" in printed and " %: 8,192 in old" in printed
     assert "OTHER_TREE" not in printed and "BROKEN" not in printed
 
 

@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from training_runs import TINY
 
 from model import workloads
@@ -23,7 +24,7 @@ from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
 from stepguard.worker.counters import sync_candidates
 from stepguard.worker.counters.counting import counters_of
-from stepguard.worker.counters.operators import OperatorCounter
+from stepguard.worker.counters.operators import OperatorCounter, count_operators
 from stepguard.worker.counters.sync_candidates import count_candidates
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.counters.tensor_devices import Placement
@@ -373,6 +374,55 @@ def test_operators_are_counted_backward_included():
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()
     assert counter.calls["aten.mm.default"] == 3
+
+
+LAYER = torch.nn.Linear(4, 4, bias=False)  # a product of 64 FLOPs
+
+
+def _loss(y):
+    return LAYER(y).square().sum()
+
+
+def _slope(y):
+    (found,) = torch.autograd.grad(_loss(y), y, create_graph=True)
+    return found.square().sum()
+
+
+def _from_a_hook(y):
+    loss = _loss(y * 1)
+
+    def also(_):
+        with torch.enable_grad():
+            torch.autograd.grad(_loss(y), y)
+
+    loss.register_hook(also)
+    loss.backward(inputs=[y])
+
+
+def _checkpointed(reentrant, y):
+    checkpoint(LAYER, y, use_reentrant=reentrant).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("passes", "products"),
+    [
+        (lambda y: torch.autograd.grad(_loss(y), y), 2),
+        (lambda y: torch.autograd.grad(_loss(y), [*LAYER.parameters()]), 2),
+        (lambda y: _slope(y).backward(inputs=[y]), 4),
+        (lambda y: torch.autograd.backward([_loss(y), _loss(y)], inputs=[y]), 4),
+        (lambda y: torch.func.grad(_loss)(y), 2),
+        (lambda y: torch.func.vmap(torch.func.grad(_loss))(y), 2),
+        (_from_a_hook, 4),
+        (partial(_checkpointed, True), 4),  # the forward pass once more
+        (partial(_checkpointed, False), 3),  # it ends where nothing more is needed
+    ],
+    ids="input parameters penalty losses func per_sample hook reentrant checkpoint".split(),
+)
+def test_the_flops_of_a_backward_pass_are_counted_however_it_is_called(passes, products):
+    """With respect to a leaf, with a graph of its own, from a hook, by torch.func."""
+    tally, y = Tally(), torch.ones(2, 4, requires_grad=True)
+    count_operators(tally, RankStep(lambda: passes(y), CPU))
+    assert tally.values["flops_per_step"] == products * 64
 
 
 def test_a_label_is_no_operator():

@@ -9,7 +9,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepguard.core.metrics import BETWEEN_STEPS, LEAK
+from stepguard.core.site import Site
+from stepguard.worker.counters import kept_memory
 from stepguard.worker.counters.kept_memory import locate_kept
+from stepguard.worker.counters.syncs import site_here
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import Phases
 
@@ -47,6 +50,30 @@ def test_each_line_has_its_bytes_and_the_largest_comes_first():
         (12 * N, "kept.append((weight * 2).repeat(3).detach())", "backward"),
         (4 * N, "kept.append(torch.ones(N))", "forward"),
     ]
+
+
+def test_gradients_that_are_kept_have_the_line_of_their_forward_operator(monkeypatch):
+    """A thread of autograd's, which runs a GPU's backward pass, has no line."""
+
+    def make(phases):
+        weight, kept = torch.ones(1, N, requires_grad=True), []
+
+        def step():
+            loss = (weight @ torch.ones(N, 1)).sum()
+            loss.backward()
+            kept[:] = [weight.grad]
+            weight.grad = None
+
+        return step
+
+    def threaded(what, phases):
+        backward = torch._C._current_autograd_node() is not None
+        return Site(what) if backward else site_here(what, phases)
+
+    assert places(make, metric=BETWEEN_STEPS) == [(4 * N, "loss.backward()", "backward")]
+    monkeypatch.setattr(kept_memory, "site_here", threaded)
+    line = "loss = (weight @ torch.ones(N, 1)).sum()"
+    assert places(make, metric=BETWEEN_STEPS) == [(4 * N, line, "backward")]
 
 
 def test_what_a_step_drops_is_freed_at_once():

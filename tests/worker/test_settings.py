@@ -7,12 +7,23 @@ import threading
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack
 
 from stepguard.core.metrics import SETTINGS
 from stepguard.worker.counters.changed_settings import count_settings, everywhere, settings
 from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
+
+
+class Watching(TorchFunctionMode):
+    """A mode that a workload leaves on."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+LEFT_ON = Watching()
 
 
 def set_matmul(monkeypatch):
@@ -114,6 +125,21 @@ def counted(before):
             "flush denormals = True",
         ),
         (gc.disable, gc.enable, "garbage collection = False"),
+        (
+            lambda: torch.set_default_device("meta"),
+            lambda: torch.set_default_device(None),
+            "get_default_device = meta",
+        ),
+        (
+            lambda: torch.set_default_device("cpu"),  # as without, but each call asks for it
+            lambda: torch.set_default_device(None),
+            "modes = DeviceContext",
+        ),
+        (
+            LEFT_ON.__enter__,
+            lambda: _len_torch_function_stack() and LEFT_ON.__exit__(None, None, None),
+            "modes = Watching",
+        ),
     ],
 )
 def test_a_setting_that_the_workload_changes_is_counted_with_its_value(change, undo, part):

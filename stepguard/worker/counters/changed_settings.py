@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from stepguard.core.fingerprint import steers
 from stepguard.core.metrics import SETTINGS, setting
@@ -62,6 +64,7 @@ _FLAGS = (
     "are_deterministic_algorithms_enabled",
     "is_deterministic_algorithms_warn_only_enabled",
     "utils.deterministic.fill_uninitialized_memory",
+    "get_default_device",
     "get_default_dtype",
     "get_num_threads",
     "get_num_interop_threads",
@@ -102,9 +105,18 @@ def everywhere() -> dict[str, object]:
         "garbage collection": gc.isenabled(),
         "garbage collection's thresholds": gc.get_threshold(),
         "interpreter's switch interval": sys.getswitchinterval(),
+        "modes": _modes(),
         "interpreter traces": bool(sys.gettrace()),
         "interpreter profiles": bool(sys.getprofile()),
     }
+
+
+def _modes() -> str:
+    """Return the classes of torch's modes that are on, outermost first: each sees every call, and
+    takes its time. A default device is one of them, "DeviceContext".
+    """
+    on = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return ", ".join(type(mode).__name__ for mode in on) or "none"
 
 
 def _flushes_denormals() -> bool:

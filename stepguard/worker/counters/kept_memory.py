@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.core.metrics import BETWEEN_STEPS, LEAK
 from stepguard.core.site import Site
 from stepguard.worker.counters.live_storages import gradients
+from stepguard.worker.counters.locate import Origins, site_at
 from stepguard.worker.counters.syncs import by_place, site_here
 from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
 from stepguard.worker.counters.tensor_devices import storages
@@ -72,20 +73,31 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, phases: Phases, device: str) -> None:
         super().__init__()
         self._phases, self._device = phases, device
+        self._origins = Origins()
         # The weak reference keeps the address from being given to another storage.
         self._made: dict[int, tuple[StorageWeakRef, Site]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, str(func)
+        self._origins.note(name)
         given = {} if name == _LIFTED else storages(args, kwargs)
         result = func(*args, **kwargs)
         for key, storage in storages(result).items():
             if key in given or key in self._made or storage.device.type != self._device:
                 continue
             if size := storage.nbytes():
-                site = replace(site_here(name.rpartition(".")[0], self._phases), count=size)
-                self._made[key] = StorageWeakRef(storage), site
+                site = self._site(name.rpartition(".")[0])
+                self._made[key] = StorageWeakRef(storage), replace(site, count=size)
         return result
+
+    def _site(self, operator: str) -> Site:
+        """Return the line that runs now. On a GPU a backward pass runs in a thread of autograd's,
+        which has no line: then it is the line of the forward operator.
+        """
+        site = site_here(operator, self._phases)
+        if site.file or (made := self._origins.made()) is None:
+            return site
+        return site_at(operator, made[1], site.phase or "backward")
 
     def _alive(self, without: Collection[int] = ()) -> list[Site]:
         return [

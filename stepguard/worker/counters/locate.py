@@ -17,12 +17,11 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from stepguard.core.site import Site
+from stepguard.core.site import INSTALLED, Site, named_file
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # with links, as the files of frames are named
-_INSTALLED = ("site-packages", "dist-packages")
 # Parts of torch that call the operators of a whole phase for one line, such as loss.backward(). A
 # change of the model shows at this line, too.
 _FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
@@ -114,10 +113,7 @@ def site_at(what: str, place: Place, phase: str = "", count: int = 1, allowed: s
 
 def _via(place: Place) -> str:
     """Return a library's line as its readers know it: beginning with the package's folder."""
-    parts = Path(place.file).parts
-    packages = [number for number, part in enumerate(parts) if part in _INSTALLED]
-    shown = "/".join(parts[packages[-1] + 1 :]) if packages else place.file
-    return f"{shown}:{place.line} in {place.function}"
+    return f"{named_file(place.file)}:{place.line} in {place.function}"
 
 
 def raised_at(error: BaseException) -> Place:
@@ -133,7 +129,7 @@ def raised_at(error: BaseException) -> Place:
 def _in_tree(file: str, root: str) -> tuple[bool, str]:
     """Return whether a file is the measured repository's own, and how it is shown from ``root``."""
     path = Path(file).resolve()
-    inside = path.is_relative_to(_top(root)) and not any(part in file for part in _INSTALLED)
+    inside = path.is_relative_to(_top(root)) and not any(part in file for part in INSTALLED)
     return inside, os.path.relpath(path, root) if inside else file
 
 
@@ -153,7 +149,7 @@ def is_machinery(file: str) -> bool:
     if file.startswith(("<", TORCH, _ENGINE)):
         return True
     # site-packages lies below the standard library's folder.
-    return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
+    return file.startswith(_STDLIB) and not any(part in file for part in INSTALLED)
 
 
 def call_sources(innermost: FrameType | None) -> Iterator[str]:
@@ -254,14 +250,16 @@ class Origins:
             if number not in self._made:
                 self._made[number] = operator, locate(frames(sys._getframe()))
 
-    def here(self) -> str:
-        """Return what runs now, "backward of aten.mul, gpt.py:88 in MLP.forward".
-
-        Empty outside of a backward pass, and if the node's operator was not seen.
+    def made(self) -> tuple[str, Place] | None:
+        """Return the forward operator of what runs now, and its line. None outside of a backward
+        pass, and if the node's operator was not seen.
         """
         node = torch._C._current_autograd_node()
-        made = self._made.get(node._sequence_nr()) if node is not None else None
-        if made is None:
+        return self._made.get(node._sequence_nr()) if node is not None else None
+
+    def here(self) -> str:
+        """Return what runs now, "backward of aten.mul, gpt.py:88 in MLP.forward"; "" without it."""
+        if (made := self.made()) is None:
             return ""
         operator, place = made
         where = place.via or f"{place.file}:{place.line} in {place.function}"

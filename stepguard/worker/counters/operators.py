@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
 from stepguard.core.metrics import FLOPS, OPERATORS
 from stepguard.core.site import Site, merge
@@ -115,10 +116,24 @@ def count_operators(tally: Tally, counted: RankStep) -> None:
 
 def _flops(step: Step) -> dict[str, int]:
     mapping = _cpu_sdpa()
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as flops:
+    flops = flop_counter.FlopCounterMode(display=False, custom_mapping=mapping)
+    flops.mod_tracker = _NoModules()
+    with flops:
         step()
     counted = flops.get_flop_counts().get("Global", {})  # missing if there is no product
     return {str(op): int(n) for op, n in counted.items()}
+
+
+class _NoModules(ModuleTracker):  # type: ignore[misc]
+    """Follows no module: the sum is counted alone. torch's hooks, which follow modules, refuse
+    torch.autograd.grad with respect to a leaf.
+    """
+
+    def __enter__(self) -> "_NoModules":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 def _cpu_sdpa() -> dict[Any, Any]:

@@ -108,7 +108,9 @@ def test_a_step_that_does_other_work_is_changed(screen, name):
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
     verdict = confirmed(screened(screen), beside(screen, base=fewer), HOW)
     assert verdict.status is Status.CHANGED and verdict.outcome == "failed"
-    assert verdict.message.startswith(f"{name} 1 in 000000000000, now ")
+    assert (
+        verdict.message.startswith(f"{name} +") and ": 1 in 000000000000, now " in verdict.message
+    )
     assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
 
 
