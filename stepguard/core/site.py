@@ -6,7 +6,6 @@ function, source text and what happens there. The line is only for the reader.
 
 import re
 from collections.abc import Iterable
-from pathlib import PurePath
 
 import msgspec
 from msgspec.structs import replace
@@ -75,7 +74,7 @@ def named_file(file: str) -> str:
     """Return a library's file as its readers know it, "transformers/trainer.py": from the package's
     folder, or with the one folder around it.
     """
-    parts = PurePath(file).parts
+    parts = [part for part in file.split("/") if part]
     packages = [number for number, part in enumerate(parts) if part in INSTALLED]
     return "/".join(parts[packages[-1] + 1 :] if packages else parts[-2:])
 
