@@ -28,7 +28,7 @@ MAIN_SHARE = 0.5
 # launch: under a profiler, the host of one launch was 15 ms later in a step of 72 ms than that of
 # another launch of the same tree. The pairs would have shown such a difference.
 MOST_IDLE_SHARE = 1.5
-SHOWN = 3
+SHOWN, SHOWN_US = 3, 5.0  # causes, and the least of a row: less is +0.00 ms
 # Costs that make a step slower by themselves, and whose line the host or the compiler knows.
 _LINES = ("graph_breaks", "recompiles")
 _WAITS = (
@@ -190,14 +190,17 @@ def lines(verdict: Verdict) -> Iterator[str]:
         return
     if explanation.causes:
         yield f"the profiled steps differ by {explanation.change_us / 1e3:+.2f} ms:"
-        yield from (f"  {line(cause)}" for cause in explanation.causes[:SHOWN])
-        if (rest := len(explanation.causes) + explanation.smaller - SHOWN) > 0:
-            cut_us = sum(cause.us for cause in explanation.causes[SHOWN:])
-            smaller_us = cut_us + explanation.smaller_us
+        shown = [cause for cause in explanation.causes[:SHOWN] if abs(cause.us) >= SHOWN_US]
+        yield from (f"  {line(cause)}" for cause in shown)
+        cut_us = sum(cause.us for cause in explanation.causes[len(shown) :])
+        smaller_us = cut_us + explanation.smaller_us
+        if abs(smaller_us) >= SHOWN_US:
+            rest = len(explanation.causes) + explanation.smaller - len(shown)
             yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
         known = explanation.scatter_known
         scatter = "within the scatter of steps" if known else "at most 1 us each"
-        yield f"  {explanation.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
+        if abs(explanation.scatter_us) >= SHOWN_US:
+            yield f"  {explanation.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
 
 
 def line(cause: Cause) -> str:

@@ -295,6 +295,13 @@ def test_the_annotation_is_at_the_cause():
     assert page_of(verdict([cause(3600.0)], SYNC)).place is None
 
 
+def test_no_row_is_of_nothing():
+    """A cause that rounds to +0.00 ms, and what is left of the step."""
+    found = verdict([cause(3600.0), cause(1.5), cause(-1.0)])
+    shown = "\n".join(time_causes.lines(found))
+    assert "+3.60 ms: " in shown and "0.00 ms" not in shown
+
+
 def test_three_causes_and_the_straggler_are_shown():
     """The rest is a number; the document has them all, up to a bound, and reads strictly."""
     many = [cause(1000.0 - i) for i in range(MOST_CAUSES + 2)]
