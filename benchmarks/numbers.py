@@ -25,7 +25,7 @@ import torch._dynamo  # which an optimizer imports: once here, not in each launc
 
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import GPT, ROOT, WORKLOADS, Change
-from stepguard.worker.counters.numbers import GRADIENT, LOSS, UPDATE, take_numbers
+from benchmarks.step_numbers import GRADIENT, LOSS, UPDATE, take_numbers
 from stepguard.worker.counters.tally import RankStep
 
 LAUNCHES, STEPS, PROCESSES = 10, 2, 3

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+from benchmarks.step_numbers import ROW, take_numbers
 from stepguard.worker.counters.collector import note_frozen
-from stepguard.worker.counters.numbers import ROW, take_numbers
 from stepguard.worker.counters.tally import RankStep
 
-pytestmark = pytest.mark.usefixtures("own_heap")
 WIDTH = 40  # the weight's norm has whole rows, and a rest
 assert WIDTH * WIDTH > ROW
 
