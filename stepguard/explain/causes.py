@@ -348,8 +348,21 @@ def _with_moves(causes: list[Cause]) -> list[Cause]:
             continue
         came = max(mine, key=lambda cause: cause.us)
         gone = min(mine, key=lambda cause: cause.us)
-        kept.append(Cause(Kind.MOVED, net, came.what, phase, came.place, gone.before, came.after))
+        sides = (
+            _together(gone.before, [c.before for c in mine]),
+            _together(came.after, [c.after for c in mine]),
+        )
+        kept.append(Cause(Kind.MOVED, net, came.what, phase, came.place, *sides))
     return kept
+
+
+def _together(main: Side, sides: Sequence[Side]) -> Side:
+    """Return a side with the figures of all, so that they differ by the cause's time; the names of
+    the main one come first.
+    """
+    names = tuple(dict.fromkeys([*main.names, *(name for side in sides for name in side.names)]))
+    calls, us = sum(side.calls for side in sides), sum(side.us for side in sides)
+    return replace(main, names=names, calls=calls, us=us, work=Work(), machine_code=UNSET)
 
 
 def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
