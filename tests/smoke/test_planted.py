@@ -211,4 +211,5 @@ def test_a_mask_of_targets(outcome):
     """
     assert_named(outcome, "train-eager", "sync_candidates_per_step")
     assert outcome.moved["sync_candidates_per_step"] == (0, 3)
-    assert re.search(r"CHANGED: sync_candidates_per_step 0 -> 3 .*model/gpt\.py:\d+", outcome.text)
+    # Another plant of the run does more work, which comes first.
+    assert "+1 aten.index in GPT.forward (model/gpt.py:" in outcome.text

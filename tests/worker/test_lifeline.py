@@ -80,16 +80,16 @@ def sleeper(token):
     """A process that carries a token, with a child in a session of its own that does too."""
     code = (
         "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
-        " start_new_session=True)\n"
-        "print('ready', flush=True); time.sleep(600)"
+        "child = 'import time; print(1, flush=True); time.sleep(600)'\n"
+        "subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
+        "time.sleep(600)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         env=os.environ | {"STEPGUARD_TOKEN": token},
         stdout=subprocess.PIPE,
     )
-    process.stdout.readline()
+    process.stdout.readline()  # of the child, which has its environment by then
     return process
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import pytest
 import torch._dynamo  # noqa: F401  # as main() does: else the launch's fork imports it
 
-from benchmarks.numbers import HONEST, WRONG, Launch, Variant, moves, take
+from benchmarks.changed_numbers import HONEST, WRONG, Launch, Variant, moves, take
 from benchmarks.shared import ROOT, Change
 
 

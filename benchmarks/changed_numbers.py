@@ -3,7 +3,7 @@
 Each change is made in a copy of ``model/`` and trains in a process of its own, on this CPU. A move
 is the largest of one kind of number, relative to the unchanged step's.
 
-    python -m benchmarks.numbers --out numbers.json
+    python -m benchmarks.changed_numbers --out numbers.json
 """
 
 import argparse
@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for launch, now in zip(again, fresh.imap(take, again), strict=True):
             rows.append(_row("again", launch, moves(now, base[launch.precision, launch.time])))
     content = {
-        "command": "python -m benchmarks.numbers --out " + str(options.out),
+        "command": "python -m benchmarks.changed_numbers --out " + str(options.out),
         "commit": subprocess.check_output(
             ["git", "rev-parse", "HEAD"], text=True, cwd=ROOT
         ).strip(),
