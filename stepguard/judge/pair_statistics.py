@@ -18,7 +18,6 @@ import numpy as np
 import scipy  # .special is imported at its first use: it takes a third of a short command's time
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.evidence import Launch
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -34,26 +33,6 @@ from stepguard.judge.sequential_plan import (
 )
 
 POINTS = 200  # of the quadrature over the sample variance; error rates are then exact to 1 %
-
-
-# A pair is out of line if the figure of out_of_line() is above so many standard deviations of
-# pairs: 1.1 % by default. The largest figure of 73 pairs on H200s was 0.97 %. A block that is slow
-# by 3 % gives 2.1 %.
-OUT_OF_LINE_SDS = 5.5
-
-
-def out_of_line(head: Launch, base: Launch) -> bool:
-    """Tell whether a pair's blocks differ within a side by more than they do on a quiet machine.
-
-    The figure is the root of the sum of squares of both sides' differences (in logs, between a
-    side's first and last block), divided by the square root of two. These differences are
-    orthogonal to the pair's log-ratio. So leaving out such a pair shifts no estimate, whichever
-    side is slower.
-    """
-    if not (head.has_times() and base.has_times()):
-        return False
-    within = [math.log(side.blocks[0].mean_ms / side.blocks[-1].mean_ms) for side in (head, base)]
-    return math.hypot(*within) / math.sqrt(2) > OUT_OF_LINE_SDS * PRIOR.sd_pct / 100
 
 
 class Bounds(msgspec.Struct, frozen=True):

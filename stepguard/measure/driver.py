@@ -20,8 +20,8 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.judge.disturbed_pairs import Pairs
 from stepguard.judge.judge_recordings import enough_pairs
-from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rule_book import need
 from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -35,7 +35,6 @@ from stepguard.measure.plan import (
     HEAD,
     Do,
     Next,
-    Pairs,
     SoFar,
     Stage,
     imports,
@@ -276,8 +275,7 @@ class Driver:
         # keeps compiling, that is counted.
         head, base = (replace(alive[one].measured(number), steady="") for one in (HEAD, BASE))
         pair = LaunchPair(head, base, any(one.timed_a_compiler for one in alive.values()))
-        odd = pair.compiled or is_gpu(self._case.device) and out_of_line(head, base)
-        self._count_pairs(self._pairs.take(pair, odd))
+        self._count_pairs(self._pairs.take(pair, is_gpu(self._case.device)))
         self._state.number += 1
         pairs = self.question().pairs
         assert pairs is not None, "two trees are compared in pairs"

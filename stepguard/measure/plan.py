@@ -5,15 +5,13 @@ pair; they run in turns or one after the other. The first launches count. Then t
 whether a time is needed, and whether anything will likely follow.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
-from stepguard.core.comparison import LaunchPair
 from stepguard.judge.rule_book import NOTHING, Need
 
 HEAD, BASE = 0, 1
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))  # of a pair's blocks
-MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
 
 class Do(Enum):
@@ -128,29 +126,3 @@ def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
 def order_of(number: int) -> tuple[int, ...]:
     """Return the trees in the order of a pair's blocks."""
     return ORDERS[(number - 1) % 2]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The pairs that count, those that were replaced, and one that waits for the next one."""
-
-    counted: tuple[LaunchPair, ...] = ()
-    replaced: tuple[LaunchPair, ...] = ()
-    waiting: LaunchPair | None = None
-
-    def take(self, pair: LaunchPair, odd: bool) -> "Pairs":
-        """Return these pairs and a new one. If it is ``odd``, it waits for the next one. If that
-        one is odd, too, both count: it was no accident. Else it replaces the waiting one, which is
-        kept for the record only.
-        """
-        if odd and self.waiting is None and len(self.replaced) < MOST_REPLACED:
-            return replace(self, waiting=pair)
-        if self.waiting is None or odd:
-            return replace(self.ended(), counted=(*self.ended().counted, pair))
-        replaced = (*self.replaced, self.waiting)
-        return Pairs((*self.counted, pair), replaced)
-
-    def ended(self) -> "Pairs":
-        """Return these pairs if none follows: one that waits counts."""
-        waits = (self.waiting,) if self.waiting else ()
-        return Pairs((*self.counted, *waits), self.replaced)

@@ -7,10 +7,10 @@ from comparisons import comparison_of
 
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
-from stepguard.judge.pair_statistics import decide, figures, out_of_line
+from stepguard.judge.disturbed_pairs import MOST_REPLACED, Pairs, out_of_line
+from stepguard.judge.pair_statistics import decide, figures
 from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
-from stepguard.measure.plan import MOST_REPLACED, Pairs
 
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
 
@@ -29,15 +29,14 @@ def pair(draw, pct=0.0, slow=0.0, by_pct=3.0, own_pct=0.1, block_pct=0.14, base_
 
 
 class Run:
-    """Pairs as the driver takes them."""
+    """Pairs as they are measured."""
 
     def __init__(self, on_gpu=True):
         self.on_gpu, self.pairs = on_gpu, Pairs()
 
     def take(self, pair, again=True):
         """Take a pair. Not ``again``: it counts, even if it is out of line."""
-        odd = pair.compiled or self.on_gpu and out_of_line(pair.head, pair.base)
-        self.pairs = self.pairs.take(pair, odd and again)
+        self.pairs = self.pairs.take(pair, self.on_gpu and again)
 
     @property
     def replaced(self):
