@@ -127,6 +127,6 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
             tree: SimpleNamespace(measured=lambda _, one=one: one, timed_a_compiler=False)
             for tree, one in enumerate(launches)
         }
-        return driver._end_pair(copies)
+        return driver._take_pair(copies)
 
     monkeypatch.setattr(Driver, "do", repeated)

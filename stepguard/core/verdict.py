@@ -240,16 +240,17 @@ def worst_first(metrics: Iterable[MetricVerdict]) -> list[MetricVerdict]:
     changed comes before a time that is SLOWER. Of what is as bad, other work comes first, with the
     operators that do it; operators that fell come last if anything rose.
     """
-    ordered = sorted(metrics, key=cause_first)
-    changed = [metric for metric in ordered if metric.status is Status.CHANGED]
+    metrics = [*metrics]
+    changed = [metric for metric in metrics if metric.status is Status.CHANGED]
     work = any(metric.metric == FLOPS and metric.role == "work" for metric in changed)
     rose = any(_rise(metric) > 0 for metric in changed)
 
-    def order(metric: MetricVerdict) -> tuple[float, bool, bool]:
+    def order(metric: MetricVerdict) -> tuple[float | bool, ...]:
         fell = rose and metric.metric == OPERATORS and _rise(metric) < 0
-        return metric.rank, fell, not (work and metric.metric in (SETTINGS, OPERATORS, FLOPS))
+        effect = not (work and metric.metric in (SETTINGS, OPERATORS, FLOPS))
+        return metric.rank, fell, effect, *cause_first(metric)
 
-    ordered.sort(key=order)
+    ordered = sorted(metrics, key=order)
     if any(metric.decides for metric in ordered):
         ordered.sort(key=lambda one: bool(one.waived_until) or one.status is not Status.CHANGED)
     return ordered

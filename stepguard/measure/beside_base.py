@@ -4,10 +4,12 @@ did the code or the machine change?
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
+from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.question import Answer, Question
 from stepguard.core.reasons import Reason
@@ -27,11 +29,10 @@ def measure_beside(
     asked: Question,
     progress: Progress,
     keep: Callable[[Comparison], object],
-    **pairing: float,
+    alpha: float = ALPHA,
+    budget_s: float = inf,
 ) -> Comparison:
-    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them. ``pairing`` has the
-    level and the budget (driver.Pairing).
-    """
+    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
     share(tree, bench.root, case.data)
     files = differing(tree.base, tree.commit, tree.base / "baselines")
     if files is None:  # git does not say: all may differ
@@ -46,7 +47,7 @@ def measure_beside(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    beside = Pairing(base, tree.rev, **pairing)
+    beside = Pairing(base, tree.rev, alpha, budget_s)
     pairs = measure(case, head, asked, progress, beside, keep).pairs
     assert pairs is not None, "two trees are compared in pairs"
     return pairs

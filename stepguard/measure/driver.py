@@ -6,7 +6,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -97,7 +97,8 @@ def measure(
         except KeyboardInterrupt as interrupt:
             for side in sides:
                 side.note_end(interrupt)
-        return driver.question(ended=True)
+        driver.end_pairs()
+        return driver.question()
 
 
 class Driver:
@@ -120,7 +121,7 @@ class Driver:
         self._state = SoFar(trees=len(sides), uncounted=uncounted)
         self._alive: dict[int, RunningLaunch] = {}  # by tree
         self._first = False  # those alive are the first ones, which count
-        self._done: RunningLaunch | None = None  # of a pair whose launches run one after the other
+        self._ran: dict[int, RunningLaunch] = {}  # of a pair that is not complete, by tree
         self._pairs = Pairs()
         self._differences: list[Difference] = []
         self._enough = False  # of one tree: fewer launches than planned
@@ -135,6 +136,7 @@ class Driver:
         state.room = not beside or turns.both_fit(self._sides)
         state.waiting = self._pairs.waiting is not None
         state.late = beside is not None and took_s > beside.budget_s
+        state.done = next(iter(self._ran), None)
         return state
 
     def do(self, action: Next) -> None:
@@ -165,10 +167,12 @@ class Driver:
         """Note that what was measured is enough, or that time is up."""
         self._enough, self._late = True, late
 
-    def question(self, ended: bool = False) -> Question:
-        """Return the question, with what is known so far. A pair that waits for the next one counts
-        if the case has ``ended``.
-        """
+    def end_pairs(self) -> None:
+        """Count a pair that waits for a next one: none comes."""
+        self._count_pairs(self._pairs.ended())
+
+    def question(self) -> Question:
+        """Return the question, with what is known so far."""
         case, head = self._case, self._sides[HEAD]
         if self._beside is None:
             planned = len(head.launches) if self._enough else case.launches
@@ -179,8 +183,6 @@ class Driver:
                 differences=tuple(self._differences),
             )
             return replace(self._asked, now=now)
-        if ended:
-            self._count_pairs(self._pairs.ended())
         sides = [side.evidence(planned_launches=1, gates=judged(case)) for side in self._sides]
         pairs = Comparison(
             self._beside.against,
@@ -222,29 +224,30 @@ class Driver:
         order, lead_s, in_pairs = self._order(), self._protocol.lead_s, self._beside is not None
         # A busy host changes no count.
         quiet = self._quiet if in_pairs or gates_times(self._case) else lambda: True
-        turns.run_blocks(self._alive, order, self._protocol, self._label(), quiet, self._done)
+        other = next(iter(self._ran.values()), None)
+        turns.run_blocks(self._alive, order, self._protocol, self._label(), quiet, other)
         if not in_pairs:
             launches, launch = self._sides[HEAD].launches, self._alive[HEAD]
             # The blocks are kept even if the rest of the launch fails.
             launches.append(launch.measured(len(launches) + 1))
-            self._measure_differences(launch)
+            if self._state.number == 1:
+                self._measure_differences(launch)
             profiled, lead_s = self._first and is_gpu(self._case.device), PROFILE_LEAD_S
         if profiled:
             turns.profile(self._alive, order, lead_s, self._label())
         self._state.stage = Stage.TIMED
 
     def _measure_differences(self, launch: RunningLaunch) -> None:
-        """Measure gated differences of two variants of the step, in the first launch."""
-        entry, everything = self._asked.entry, self._asked.everything
-        evidence = self.question().now
-        assert evidence is not None, "one tree has evidence"
-        enough = (
-            None if everything or entry is None else partial(enough_pairs, evidence, entry=entry)
-        )
+        """Measure the gated differences of two variants of the step."""
+        entry = None if self._asked.everything else self._asked.entry
         for name in DIFFERENCES:
-            if self._state.number == 1 and f"{name}_pct" in self._case.gates:
-                found = measure_difference(name, launch, self._case.difference_pairs, enough)
-                self._differences.append(found)
+            if f"{name}_pct" not in self._case.gates:
+                continue
+            evidence = self.question().now
+            assert evidence is not None, "one tree has evidence"
+            enough = partial(enough_pairs, evidence, entry=entry) if entry else None
+            found = measure_difference(name, launch, self._case.difference_pairs, enough)
+            self._differences.append(found)
 
     def _end(self) -> None:
         """Find the lines of what was counted, and let the launches leave."""
@@ -252,29 +255,25 @@ class Driver:
             turns.locate(self._alive)
         first, *others = self._alive.values()
         first.leave(*others)
-        timed, alive, self._alive = self._state.stage is Stage.TIMED, self._alive, {}
+        timed, ended, self._alive = self._state.stage is Stage.TIMED, self._alive, {}
         self._state.stage = Stage.NONE
         if timed and self._beside is None:
             launches = self._sides[HEAD].launches
             launches[-1] = first.measured(len(launches))  # now with all that followed its blocks
             self._state.number += 1
         elif timed:
-            self._end_pair(alive)
+            self._ran |= ended
+            if len(self._ran) == len(self._sides):
+                both, self._ran = self._ran, {}
+                self._take_pair(both)
 
-    def _end_pair(self, alive: dict[int, RunningLaunch]) -> None:
-        """Take the pair, unless its other launch is still to run."""
-        (tree, launch), *_ = alive.items()
-        if len(alive) == 1 and self._done is None:
-            self._done, self._state.done = launch, tree
-            return
-        if self._done is not None:
-            alive |= {1 - tree: self._done}
-            self._done = self._state.done = None
+    def _take_pair(self, both: Mapping[int, RunningLaunch]) -> None:
+        """Take a pair whose launches have run. Store all pairs, also one that waits."""
         number = self._state.number
         # An unsteady launch is no fault here: both sides run in turns and drift alike. If a step
         # keeps compiling, that is counted.
-        head, base = (replace(alive[one].measured(number), steady="") for one in (HEAD, BASE))
-        pair = LaunchPair(head, base, any(one.timed_a_compiler for one in alive.values()))
+        head, base = (replace(both[one].measured(number), steady="") for one in (HEAD, BASE))
+        pair = LaunchPair(head, base, any(one.timed_a_compiler for one in both.values()))
         self._count_pairs(self._pairs.take(pair, is_gpu(self._case.device)))
         self._state.number += 1
         pairs = self.question().pairs
@@ -320,12 +319,12 @@ class Driver:
             return f"launch {self._state.number}"
         return FIRST if self._first else f"pair {self._state.number}"
 
+    def _label_of(self, number: int, tree: int) -> str:
+        return f"pair {number} {NAMES[tree]}" if self._beside else f"launch {number}"
+
     def _launch(self, tree: int) -> RunningLaunch:
         label = self._label() if self._first else self._label_of(self._state.number, tree)
         return RunningLaunch(self._sides[tree], label, self._protocol)
-
-    def _label_of(self, number: int, tree: int) -> str:
-        return f"pair {number} {NAMES[tree]}" if self._beside else f"launch {number}"
 
     def _import_ahead(self) -> None:
         """Let those launches import that will likely be wanted next."""

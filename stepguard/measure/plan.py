@@ -106,17 +106,15 @@ def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
     """Return what shall import from now on: ``ahead`` launches or pairs that are likely to come,
     of ``most`` in all. If none is likely, the next case's first launches.
     """
-    counts_first = bool(state.uncounted) and state.trees > 1
-    if state.stage is Stage.NONE and counts_first:
-        return Imports(next_case=on_gpu)  # the counts say if there will be another pair
-    if state.stage is Stage.BUILT and not state.clean:
-        return Imports((state.number,))  # a busy host changes no count
-    if (
-        not state.together
-        or state.stage is Stage.BUILT
-        or state.stage is Stage.COUNTED
-        and state.trees == 1
-    ):
+    starts, in_pairs = state.stage is Stage.NONE, state.trees > 1
+    if in_pairs and state.uncounted:
+        if starts:
+            return Imports(next_case=on_gpu)  # the counts say if there will be another pair
+        return (
+            Imports() if state.clean else Imports((state.number,))
+        )  # a busy host changes no count
+    # The first pair is known to be one once it has counted.
+    if not state.together or not (starts or in_pairs and state.stage is Stage.COUNTED):
         return Imports()
     if state.need.last:
         return Imports(next_case=True)

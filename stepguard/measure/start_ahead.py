@@ -30,8 +30,8 @@ class Ahead:
         self.case = case
 
     def begin(self, specs: Sequence[LaunchSpec], environment: Mapping[str, str]) -> None:
-        """Start those of these launches that do not yet run in this environment. Launches that no
-        case took are ended first.
+        """Start those of these launches that do not yet run in this environment. End all that wait
+        first, if others are among them.
         """
         waiting = [replace(spec, standby=True) for spec in specs]
         inherited = _inherited(environment)

@@ -133,13 +133,19 @@ def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]
         f"{name} is not gated any more, ignored in {listed(ids, 3)}: {instead[name]}"
         for name, ids in gated.items()
     ]
-    own = [path for path in files(folder) if (known := load(path)) and known.machine == machine]
-    texts = {path.name: contents(path) or b"" for path in (*own, folder / WAIVERS)}
-    found = {file: named for file, text in texts.items() if (named := former.named_in(text))}
+    texts = {path: contents(path) or b"" for path in (*files(folder), folder / WAIVERS)}
+    known = {path: named for path, text in texts.items() if (named := former.named_in(text))}
+    found = {path.name: named for path, named in known.items() if _is_of(path, machine)}
     if found:
         names = list(dict.fromkeys(name for named in found.values() for name in named))
         lines.append(f"ignored in {listed([*found], 3)}, no metrics any more: {', '.join(names)}")
     return lines
+
+
+def _is_of(path: Path, machine: str) -> bool:
+    """Tell whether a file is the machine's, or every machine's."""
+    content = None if path.name == WAIVERS else load(path)
+    return content is None or content.machine == machine
 
 
 def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Entry]:

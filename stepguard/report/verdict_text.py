@@ -65,7 +65,17 @@ _OURS = re.compile(
 
 def headline(verdict: Verdict) -> str:
     """Return a verdict as one line: case, verdict, cause."""
-    return page_of(verdict).headline
+    return _first_line(verdict)[0]
+
+
+def _first_line(verdict: Verdict) -> tuple[str, Site | None]:
+    """Return the headline, and the line of code that it is about, if known."""
+    cause, place = _cause(verdict)
+    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
+    front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
+    if not verdict.whole:  # a worker's own words are shown whole
+        cause = cut(cause, HEADLINE - min(len(front), FRONT))
+    return printable(front + cause), place
 
 
 def _cause(verdict: Verdict) -> tuple[str, Site | None]:
@@ -266,13 +276,9 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
     """Return the page of a verdict. ``steps`` are the next steps, if a run just measured it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
-    cause, place = _cause(verdict)
-    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
-    front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
-    if not verdict.whole:  # a worker's own words are shown whole
-        cause = cut(cause, HEADLINE - min(len(front), FRONT))
+    first_line, place = _first_line(verdict)
     return Page(
-        headline=printable(front + cause),
+        headline=first_line,
         message=verdict.message,
         detail=verdict.detail or detail(verdict),
         lines=evidence_lines(verdict),

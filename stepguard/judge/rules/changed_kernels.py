@@ -247,10 +247,8 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     step_us = float(kernels.step_us.mean())
     known = kernels.times.scatter(kernels.changed, kernels.steady, step_us)
     margins = _margins(comparison)
-    found, steps = (
-        bounds_of(kernels.log_ratios(), known, comparison.alpha, margins),
-        measured(comparison),
-    )
+    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins)
+    steps = measured(comparison)
     return Figures(found, margins, steps.smallest_detectable_pct, steps.with_replaced_pct)
 
 
