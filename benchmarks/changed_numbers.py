@@ -1,38 +1,45 @@
 """By how much do the numbers of a step move if its form changes, or if it computes another thing?
 
-Each change is made in a copy of ``model/`` and trains in a process of its own, on this CPU. A move
-is the largest of one kind of number, relative to the unchanged step's.
+Each change is made in a copy of ``model/`` and trains in a process of its own. A move is the
+largest of one kind of number, relative to the unchanged step's. What is said is the judge's.
 
-    python -m benchmarks.changed_numbers --out numbers.json
+    python -m benchmarks.changed_numbers --device cuda --processes 14 --out numbers.json
 """
 
 import argparse
 import json
 import math
 import multiprocessing
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # which an optimizer imports: once here, not in each launch
+from msgspec import structs
 
 from benchmarks.refactors import REFACTORS
-from benchmarks.shared import GPT, ROOT, WORKLOADS, Change
-from benchmarks.step_numbers import GRADIENT, LOSS, UPDATE, take_numbers
-from stepguard.worker.counters.tally import RankStep
+from benchmarks.shared import GPT, ROOT, WORKLOADS, Change, git
+from stepguard.core.metrics import NUMBERS
+from stepguard.core.reason_sentences import MovedNumbers
+from stepguard.core.step_numbers import OF_PARAMETER
+from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, moved_numbers, moves_of, shown
+from stepguard.worker.counters.numbers import count_numbers
+from stepguard.worker.counters.tally import RankStep, Tally
 
-LAUNCHES, STEPS, PROCESSES = 10, 2, 3
-SHAPE: dict[str, Any] = {"size": "nano", "batch": 2, "seq": 64, "compile": False}
-PRECISIONS = ("fp32", "bf16")
+SHAPES: dict[str, dict[str, Any]] = {
+    "cpu": {"size": "nano", "batch": 2, "seq": 64, "compile": False},
+    "cuda": {"size": "124m", "batch": 2, "seq": 512, "compile": False},
+}
+PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp16")}
 TIMES = {"not learning": (0.0, 0), "learning": (6e-4, 0), "after 8 steps": (6e-4, 8)}
-KINDS = {"gradient": GRADIENT, "update": UPDATE, "loss": LOSS}
+WRONG_AT, WRONG_IN = "learning", ("fp32", "bf16")
 _ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
 _PRODUCT = "            for part in self.c_attn(x).split(width, dim=2)\n"
 _GELU = 'F.gelu(self.c_fc(x), approximate="tanh")'
@@ -145,6 +152,13 @@ HONEST = {
     "AdamW by foreach": _step(_ADAMW, _ADAMW.replace("fused=True", "foreach=True")),
     "AdamW one by one": _step(_ADAMW, _ADAMW.replace("fused=True", "foreach=False")),
 }
+OF_A_GPU = {
+    "kernels of model/fast": Variant(params={"fast": True}),
+    "flash attention": Variant(params={"attention": "flash"}),
+    "efficient attention": Variant(params={"attention": "efficient"}),
+    "attention of cuDNN": Variant(params={"attention": "cudnn"}),
+}
+HALF_ALONE = ("kernels of model/fast", "flash attention", "attention of cuDNN")
 WRONG = {
     "softmax scale doubled": _gpt(
         _ATTEND, _ATTEND.replace("True)", "True, scale=2.0 / query.shape[-1] ** 0.5)")
@@ -221,17 +235,19 @@ WRONG = {
 class Launch:
     """A variant in one precision, at one time of training."""
 
+    kind: str  # "unchanged", "again", "honest" or "wrong"
     name: str
     variant: Variant
     precision: str
     time: str
+    device: str = "cpu"
 
 
-def take(launch: Launch) -> dict[str, Any]:
+def take(launch: Launch) -> Tally:
     """Return the numbers of a launch's steps, in a process that has not trained yet."""
     lr, before = TIMES[launch.time]
     torch.set_num_threads(launch.variant.threads)
-    params = SHAPE | {"precision": launch.precision, "lr": lr} | launch.variant.params
+    params = SHAPES[launch.device] | {"precision": launch.precision, "lr": lr}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "model", Path(folder, "model"))
         Change(launch.variant.edits).plant(Path(folder))
@@ -240,91 +256,80 @@ def take(launch: Launch) -> dict[str, Any]:
         sys.path.insert(0, folder)
         from model.workloads import train_step
 
-        workload = train_step(device="cpu", **params)
+        workload = train_step(device=launch.device, **params | launch.variant.params)
         for _ in range(1 + before):
             workload.step()
-        taken = take_numbers(RankStep(workload.step, torch.device("cpu")), STEPS)
-        return {"values": taken.values, "options": taken.options}
+        tally = Tally()
+        count_numbers(tally, RankStep(workload.step, torch.device(launch.device)))
+    single = launch.precision == "fp32"  # what the counting pass sees in an eager step
+    return replace(tally, numbers=structs.replace(tally.numbers, single=single))
 
 
-def moves(now: Mapping[str, Any], past: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by kind of number the largest relative move, and the number that it is of."""
-    found: dict[str, Any] = {}
-    for kind, prefix in KINDS.items():
-        names = [name for name in past["values"] if name.startswith(prefix)]
-        each = {name: _move(now["values"].get(name, ()), past["values"][name]) for name in names}
-        most = max(each, key=lambda name: each[name])
-        found[kind] = {"largest": each[most], "of": most}
-    total = [_total(side["values"]) for side in (now, past)]
-    found["all gradients"] = {"largest": _move(*total)}
-    found["options"] = sorted({*now["options"]} ^ {*past["options"]})
-    return found
+def planned(device: str, only: str = "", again: int = 10) -> list[Launch]:
+    """Return all launches, the unchanged ones first."""
+    where = [(precision, time) for precision in PRECISIONS[device] for time in TIMES]
+    plain = partial(Launch, name="nothing", variant=Variant(), device=device)
+    launches = [plain("unchanged", precision=p, time=t) for p, t in where]
+    for precision, time in where:
+        if time == WRONG_AT:
+            launches += [plain("again", precision=precision, time=time)] * again
+        kinds = {"honest": HONEST | (OF_A_GPU if device == "cuda" else {})}
+        kinds |= {"wrong": WRONG} if time == WRONG_AT and precision in WRONG_IN else {}
+        launches += [
+            Launch(kind, name, variant, precision, time, device)
+            for kind, variants in kinds.items()
+            for name, variant in variants.items()
+            if only in name and (precision in ("bf16", "fp16") or name not in HALF_ALONE)
+        ]
+    return launches
 
 
-def _total(values: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return by step the norm of all gradients together."""
-    gradients = [norms for name, norms in values.items() if name.startswith(GRADIENT)]
-    return [math.hypot(*of_step) for of_step in zip(*gradients, strict=False)]
-
-
-def _move(new: Sequence[float], old: Sequence[float]) -> float:
-    """Return the largest relative move of any step; infinite where there is no such number, or it
-    is not finite.
-    """
-    if len(new) != len(old) or not all(map(math.isfinite, new)):
-        return math.inf
-    pairs = zip(new, old, strict=True)
-    return max(abs(a - b) / abs(b) if b else (math.inf if a else 0.0) for a, b in pairs)
-
-
-def _row(kind: str, launch: Launch, moved: dict[str, Any]) -> dict[str, Any]:
-    """Print and return what a launch's numbers moved by; null in place of infinite."""
-    figures = "  ".join(f"{moved[name]['largest']:8.1e}" for name in (*KINDS, "all gradients"))
-    options, name = len(moved["options"]), launch.name or "nothing"
-    print(f"{kind:7}{launch.precision:5}{launch.time:14}{figures}  {options:2}  {name}", flush=True)
-    about = {"kind": kind, "change": name, "precision": launch.precision, "time": launch.time}
-    for figure in (moved[name] for name in (*KINDS, "all gradients")):
-        figure["largest"] = figure["largest"] if math.isfinite(figure["largest"]) else None
-    return {**about, "moves": moved}
+def row(launch: Launch, now: Tally, past: Tally) -> dict[str, Any]:
+    """Return what a launch's numbers moved by, and what the judge says of them."""
+    assert now.numbers and past.numbers
+    largest: dict[str, float] = {}
+    for move in moves_of(now.numbers, past.numbers):
+        kind = move.name if move.name in LIMITS else OF_PARAMETER
+        share = move.size * LIMITS[kind][now.numbers.single]
+        largest[kind] = max(share, largest.get(kind, 0.0))
+    moved = moved_numbers(now.numbers, past.numbers)
+    options = sorted(now.detail[NUMBERS].keys() ^ past.detail[NUMBERS].keys())
+    said = MovedNumbers(moved=tuple(shown(moved))).text if moved else ", ".join(options)
+    about = {"kind": launch.kind, "change": launch.name, "precision": launch.precision}
+    moves = {kind: float(f"{share:.2g}") for kind, share in largest.items() if share < math.inf}
+    return {**about, "time": launch.time, "largest moves": moves, "said": said}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a line for each change, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--launches", type=int, default=LAUNCHES)
+    parser.add_argument("--device", choices=SHAPES, default="cpu")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--again", type=int, default=10, help="launches of the unchanged step")
     parser.add_argument("--only", default="", help="changes whose names contain this")
     options = parser.parse_args(arguments)
-    where = [(precision, time) for precision in PRECISIONS for time in TIMES]
-    unchanged = [Launch("", Variant(), *one) for one in where]
-    kinds = {"honest": HONEST, "wrong": WRONG}
-    planned = [
-        (kind, Launch(name, variant, *one))
-        for kind, variants in kinds.items()
-        for name, variant in variants.items()
-        if options.only in name
-        for one in where
-        if kind == "honest" or one[1] != "after 8 steps"
-    ]
-    rows = []
-    with multiprocessing.get_context("fork").Pool(PROCESSES, maxtasksperchild=1) as forks:
-        base = dict(zip(where, forks.map(take, unchanged, 1), strict=True))
-        planned.sort(key=lambda one: [*TIMES].index(one[1].time))
-        launches = [launch for _, launch in planned]
-        for (kind, launch), now in zip(planned, forks.imap(take, launches), strict=True):
-            rows.append(_row(kind, launch, moves(now, base[launch.precision, launch.time])))
-    again = [one for one in unchanged if one.time == "learning"] * options.launches
-    with multiprocessing.get_context("spawn").Pool(PROCESSES, maxtasksperchild=1) as fresh:
-        for launch, now in zip(again, fresh.imap(take, again), strict=True):
-            rows.append(_row("again", launch, moves(now, base[launch.precision, launch.time])))
+    launches = planned(options.device, options.only, options.again)
+    past, rows = {}, []
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as forks:
+        for launch, now in zip(launches, forks.imap(take, launches), strict=True):
+            if launch.kind == "unchanged":
+                past[launch.precision, launch.time] = now
+                continue
+            rows.append(row(launch, now, past[launch.precision, launch.time]))
+            print(*rows[-1].values(), sep="  ", flush=True)
+    red = {
+        kind: [sum(bool(one["said"]) for one in rows if one["kind"] == kind), of]
+        for kind, of in Counter(one["kind"] for one in rows).items()
+    }
+    print(red)
     content = {
-        "command": "python -m benchmarks.changed_numbers --out " + str(options.out),
-        "commit": subprocess.check_output(
-            ["git", "rev-parse", "HEAD"], text=True, cwd=ROOT
-        ).strip(),
+        "command": "python -m benchmarks.changed_numbers " + " ".join(arguments or sys.argv[1:]),
+        "commit": git(ROOT, "rev-parse", "HEAD").strip(),
         "torch": str(torch.__version__),
-        "machine": platform.processor() or platform.machine(),
-        "unchanged": {f"{one[0]}, {one[1]}": base[one] for one in where},
+        "machine": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
+        "limits": {"of": LIMITS, "floor": FLOOR_SHARE},
+        "red": red,
         "rows": rows,
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

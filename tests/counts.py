@@ -1,6 +1,6 @@
 """Counts for evidence that is made up: every counter has one, so that a new one needs no edit."""
 
-from stepguard.core.metrics import METRICS
+from stepguard.core.metrics import METRICS, NUMBERS
 
 ANY_COUNT = 10  # of a counter that no test is about; it has room to fall
 
@@ -16,4 +16,5 @@ def counted(known, device, world_size=1):
         if metric.kind == "counter" and metric.exists(device, world_size)
     ]
     names.remove("tokens_per_step")
-    return {name: known.get(name, ANY_COUNT) for name in names}
+    # Numbers are no count: made-up steps compute none.
+    return {name: known.get(name, 0 if name == NUMBERS else ANY_COUNT) for name in names}

@@ -29,6 +29,7 @@ UNIT_IN_NAME = {
     "FLOP": "flops_per_step",
     "calls": "s_per_step",
     "settings": "settings",
+    "numbers": "numbers",
     "lines": "_lines_per_step",
     "objects": "_objects_per_step",
     "nodes": "_nodes_per_step",
@@ -60,7 +61,13 @@ def test_the_roles_of_counters():
     """
     of = {role: {n for n, m in METRICS.items() if m.role == role} for role in get_args(Role)}
     memory = {"allocated_bytes_between_steps", "peak_allocated_bytes"}
-    exact = {"flops_per_step", "tokens_per_step", "collective_bytes_per_step", "settings"}
+    exact = {
+        "flops_per_step",
+        "tokens_per_step",
+        "collective_bytes_per_step",
+        "settings",
+        "numbers",
+    }
     assert of["work"] == exact
     assert of["price"] == {
         *memory,

@@ -27,6 +27,7 @@ from stepguard.core.reason_sentences import (
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 
@@ -198,6 +199,7 @@ class Counts:
     # Metric -> the count of each step of both launches, if these disagree and most steps have its
     # value.
     of_both: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    numbers: StepNumbers | None = None  # of the first steps that settle; None in old evidence
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ OPERATORS = "operator_calls_per_step"
 COMPILED_OPERATORS = "compiled_operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, COMPILED_OPERATORS)
 SETTINGS = "settings"
+NUMBERS = "numbers"
 SPILLS = "spill_bytes"
 FP64 = "fp64_kernels"
 OF_KERNELS = (SPILLS, FP64)  # of the kernels that the compiler generated
@@ -182,6 +183,7 @@ _TABLE = (
     _amount("launches_per_step", "calls", _GPU, slack_pct=2.0),
     _work(FLOPS, "FLOP", eager=True, parts=True),
     _work("tokens_per_step", "tokens"),
+    _work(NUMBERS, "numbers", parts=True, new=True),  # its parts are the optimizers' options
     # The order of two summands moved it by 0.02 %, since it changes the order of the backward pass.
     _price(PEAK, "B", _EXACT, slack_pct=0.05, floor=ALLOCATION_BYTES),
     _difference("sync_overhead_pct", "% of a step", _GPU),

@@ -197,8 +197,34 @@ class OverSteps(Sentence, frozen=True):
         )
 
 
+class MovedNumbers(Sentence, frozen=True):
+    """Numbers of the first steps that differ, or why they cannot be compared."""
+
+    # What it is, its old and new value (None: not finite), and of how many layers; the largest
+    # moves first.
+    moved: tuple[tuple[str, float | None, float | None, int], ...] = ()
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return "gradient of h.*.bias 0.0121 -> 0.0213 (+76 %) in 12 layers; loss 10.99 -> 0"."""
+        return "; ".join([*(_number(*each) for each in self.moved), *filter(None, [self.why])])
+
+
+def _number(name: str, old: float | None, new: float | None, layers: int) -> str:
+    within = f" in {layers} layers" if layers > 1 else ""
+    if old is None or new is None:
+        sides = ("not finite" if side is None else f"{side:.4g}" for side in (old, new))
+        return f"{name} {' -> '.join(sides)}{within}"
+    digits = next(n for n in range(4, 18) if f"{old:.{n}g}" != f"{new:.{n}g}" or n == 17)
+    share = new / old - 1 if old else 0.0
+    moved = f"{share:+.0%}" if abs(share) >= 0.1 else f"{100 * share:+.2g}%"
+    by = f" ({moved.replace('%', ' %')})" if old else ""
+    return f"{name} {old:.{digits}g} -> {new:.{digits}g}{by}{within}"
+
+
 OfCase = (
     Said | Failed | Missing | ClockGap | Undecided | Unstable | NotRecorded | Changed | WorkMoved
 )
-OfMetric = Undecided | OwnLimit | OverSteps | SlowSteps
+OfMetric = Undecided | OwnLimit | OverSteps | SlowSteps | MovedNumbers
 OfConfirmation = Said | NoAnswer | OtherCommit

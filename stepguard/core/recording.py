@@ -11,6 +11,7 @@ import msgspec
 
 from stepguard.core.metrics import OPERATORS, PEAK
 from stepguard.core.site import Site
+from stepguard.core.step_numbers import StepNumbers
 
 # A step's time: from a nanosecond to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
@@ -75,7 +76,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     # The profile of a GPU's step; unset except in the newest recording of its software.
     profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
-
+    # What the first steps compute; unset except in the newest recording of its software.
+    numbers: StepNumbers | msgspec.UnsetType = msgspec.UNSET
     # Versions of the libraries that the workload imported; unset if there are none, and in old
     # files.
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

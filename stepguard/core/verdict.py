@@ -24,6 +24,7 @@ from stepguard.core.metrics import (
 )
 from stepguard.core.permission import PermissionOutcome
 from stepguard.core.reason_sentences import (
+    MovedNumbers,
     OfCase,
     OfConfirmation,
     OfMetric,
@@ -176,7 +177,8 @@ class MetricVerdict(_Data, frozen=True):
         """Tell whether the report shows the metric although it passes: its reason is one of
         NOTICES, pairs cleared an alarm, or launches disagree on a count.
         """
-        disagree = isinstance(self.figures, OverSteps) and bool(self.figures.counts)
+        several = isinstance(self.figures, OverSteps) and bool(self.figures.counts)
+        disagree = several or isinstance(self.figures, MovedNumbers)
         noted = self.reason in NOTICES or self.confirmed is not None or disagree
         return self.status.outcome == "passed" and noted
 

@@ -15,7 +15,7 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATOR_METRICS, PEAK
+from stepguard.core.metrics import JUDGED_TIME, METRICS, NUMBERS, OPERATOR_METRICS, PEAK
 from stepguard.core.reason_sentences import OverSteps, OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
@@ -24,6 +24,7 @@ from stepguard.core.source_marks import without_mark
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
+from stepguard.judge.compare_numbers import compare_numbers
 from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, OTHER_CARD_PCT, OWN_CARD_PCT
 from stepguard.judge.moved_places import computes_as_much, moved_parts, where_moved
 
@@ -50,6 +51,8 @@ def compare(
         return _compare_time(now, past, gated, longer)
     if kind == "difference":
         return _compare_difference(metric, now, past, gated)
+    if metric == NUMBERS and metric in past[-1].counters:
+        return compare_numbers(now, past[-1], gated)
     if kind == "counter" and metric != "tokens_per_step":
         return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":

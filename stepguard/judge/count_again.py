@@ -13,16 +13,20 @@ from msgspec import structs
 
 from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Counts, Evidence
-from stepguard.core.metrics import GROWING_LINES
-from stepguard.core.reason_sentences import STEPS_DIFFER, OverSteps
+from stepguard.core.metrics import GROWING_LINES, NUMBERS
+from stepguard.core.reason_sentences import STEPS_DIFFER, MovedNumbers, OverSteps
 from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.text import listed
 from stepguard.core.verdict import MetricVerdict
+from stepguard.judge.compare_numbers import compare_numbers, moved_numbers, shown
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.summarise_evidence import summarise
 
 # Of both launches' steps so many must have one count, if the launches disagree.
 USUAL_SHARE = 0.75
+NOT_COMPARABLE = "not judged: launches of this tree compute other numbers"
+SEED = "give what draws a seed, such as numpy.random.default_rng(0)"
 
 
 def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
@@ -37,7 +41,9 @@ def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
         new, past = on_same_steps(new, past)
     asked = {name for one in (new, past) if one for name in one.differing_steps()}
     asked |= {GROWING_LINES} if new.counters.get(GROWING_LINES) else set()
-    known = {name for name in asked if past and _figures(name, new) == _figures(name, past)}
+    asked |= {NUMBERS} if _other_numbers(new, past) else set()
+    alike = (name for name in asked if past and _figures(name, new) == _figures(name, past))
+    known = {*alike} - {NUMBERS}
     return tuple(name for name in now.gates if name in asked - known and name in new.counters)
 
 
@@ -51,7 +57,15 @@ def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
     """Return the counters that the other tree has to count once more, after HEAD's did: its own
     steps differ, so chance may have moved them there.
     """
-    return tuple(name for name in doubtful(base, summarise(head)) if name in base.counted.lists)
+    again = {*base.counted.lists, NUMBERS}
+    return tuple(name for name in doubtful(base, summarise(head)) if name in again)
+
+
+def _other_numbers(new: Recording, past: Recording | None) -> bool:
+    """Tell whether the step computes other numbers than in the past."""
+    if past is None or not {*new.counters} & {*past.counters} & {NUMBERS}:
+        return False
+    return compare_numbers(new, past, True).figures is not None
 
 
 def _figures(name: str, of: Recording) -> tuple[object, ...]:
@@ -68,7 +82,9 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
     for name in (name for name in names if name in again.values):
         each = _steps(name, first, again), _steps(name, again, first)
         parts = [one.detail.get(name) for one in (first, again)]
-        if name == GROWING_LINES:
+        if name == NUMBERS:
+            counts = replace(counts, numbers=_with_apart(first.numbers, again.numbers))
+        elif name == GROWING_LINES:
             counts = with_count(counts, name, _grown(first, again))
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
@@ -82,6 +98,16 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
                 why += f" ({_moved(*parts)})"
             counts = _undecided(counts, name, why)
     return counts
+
+
+def _with_apart(first: StepNumbers | None, again: StepNumbers | None) -> StepNumbers | None:
+    """Return the ``first`` launch's numbers. If those of a second one differ, with the reason why
+    none are comparable.
+    """
+    if first is None or again is None or not (moves := moved_numbers(again, first)):
+        return first
+    moved = MovedNumbers(moved=tuple(shown(moves[:1]))).text
+    return structs.replace(first, apart=f"{NOT_COMPARABLE}: {moved}; {SEED}")
 
 
 def with_both(metric: MetricVerdict, counts: Counts) -> MetricVerdict:

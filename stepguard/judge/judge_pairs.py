@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, OPERATORS
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, NUMBERS, OPERATORS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -41,6 +41,7 @@ from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding
 from stepguard.explain.causes import explain
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_numbers import compare_numbers, known_equal
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings
@@ -195,6 +196,7 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
     head, base = on_same_steps(summarise(comparison.head), summarise(comparison.base))
     now, then = head.values(), base.values()
+    same = NUMBERS in now and NUMBERS in then and known_equal(compare_numbers(head, base, True))
     old: tuple[float, ...]
     new: tuple[float, ...]
     for name in WORK:
@@ -204,7 +206,8 @@ def _other_work(comparison: Comparison) -> Refusal | None:
             old, new = (then[name],), (now[name],)
         else:  # the busiest rank may do as much as before, and another rank not
             old, new = (tuple(side.differing_ranks().get(name, ())) for side in (base, head))
-        if new != old:
+        less = same and name == FLOPS and all(n < o for o, n in zip(old, new, strict=False))
+        if new != old and not less:
             work = WorkMoved(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None

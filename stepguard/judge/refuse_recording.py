@@ -39,6 +39,8 @@ def unfit_to_record(evidence: Evidence) -> str:
         return f"{Reason.TREE_CHANGED.phrase}; {mended}"
     if differs:
         return f"measured on a tree with {differs}, then measure again"
+    if wrong := evidence.counted.numbers and evidence.counted.numbers.first_not_finite:
+        return f"{wrong} is not finite: what is recorded must train"
     # These come last, since they need sound blocks, launches and differences.
     return _disturbed(evidence) or too_few_launches(evidence) or _vague(evidence)
 

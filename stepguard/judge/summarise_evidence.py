@@ -9,6 +9,7 @@ from stepguard.core.evidence import Counts, Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.judge.limits import Paired, paired
 from stepguard.judge.moved_places import without_lines
 from stepguard.judge.recorded_profile import recorded
@@ -39,6 +40,7 @@ def summarise(evidence: Evidence) -> Recording:
         detail=_parts(counts),
         sites=_sites(counts),
         callers=counts.callers or msgspec.UNSET,
+        numbers=counts.numbers or msgspec.UNSET,
         differences_pct={
             f"{difference.name}_pct": _difference(paired(difference.pairs_ms))
             for difference in evidence.differences
@@ -93,6 +95,7 @@ def stored(evidence: Evidence) -> Recording:
         operators=lines_of(recording.sites.get(OPERATORS, ())) or msgspec.UNSET,
         callers=without_lines(recording.callers) if recording.callers else msgspec.UNSET,
         profile=recorded(profile) if profile else msgspec.UNSET,
+        numbers=_rounded(numbers) if (numbers := recording.numbers) else msgspec.UNSET,
         information={name: float(f"{value:.6g}") for name, value in information.items()},
         differences_pct={
             name: RecordedDifference(
@@ -100,6 +103,19 @@ def stored(evidence: Evidence) -> Recording:
             )
             for name, difference in recording.differences_pct.items()
         },
+    )
+
+
+def _rounded(numbers: StepNumbers) -> StepNumbers:
+    """Return the numbers with seven digits: a reader compares them, and the tightest limit is
+    larger.
+    """
+    return msgspec.structs.replace(
+        numbers,
+        listed=[
+            (name, [[None if n is None else float(f"{n:.7g}") for n in parts] for parts in steps])
+            for name, steps in numbers.listed
+        ],
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepguard.core import step_numbers
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
 from stepguard.core.metrics import METRICS, OPERATORS, PEAK, SYNCS
@@ -103,6 +104,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         identity=_identity_of(counted),
         wall_s=wall_s,
         after_steps=counted[0].after_steps,
+        numbers=step_numbers.over_ranks([counts.numbers for counts in counted]),
     )
 
 

@@ -9,6 +9,7 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import (
     FP64,
     METRICS,
+    NUMBERS,
     OPERATOR_METRICS,
     PEAK,
     SETTINGS,
@@ -56,7 +57,7 @@ def note(metric: MetricVerdict) -> str:
     if metric.pairs:
         return within + pairs_text(metric.pairs)
     if metric.figures and not isinstance(metric.figures, OverSteps):
-        return metric.figures.sentence
+        return "; ".join(filter(None, [metric.figures.sentence, parts(metric)]))
     # Beside figures that moved change() says it.
     over = metric.figures.sentence if metric.figures and metric.new == metric.old else ""
     return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric), over)))
@@ -73,7 +74,7 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"; of kernels that use fp64
     "triton_poi_fused_mul_1 0 -> 324 instructions".
     """
-    if metric.metric == SETTINGS:
+    if metric.metric in (SETTINGS, NUMBERS):
         return listed(_settings(metric.moved), most)
     shown = [
         f"{part.name} {format_value(metric.metric, part.old)} -> "

@@ -13,6 +13,7 @@ from stepguard.core.metrics import (
     COLLECTIVES,
     FP64,
     METRICS,
+    NUMBERS,
     OF_KERNELS,
     OPERATOR_METRICS,
     OPERATORS,
@@ -111,6 +112,8 @@ def _what_moved(metric: MetricVerdict) -> str:
     if metric.metric in OPERATOR_METRICS and metric.moved:
         operator = operator_move(metric) + here
         return in_function(operator, site) if site else f"{operator}, {moved.partition(' (')[0]}"
+    if metric.metric == NUMBERS:
+        return f"{NUMBERS}: {note(metric)}"
     if metric.pairs and metric.reason is Reason.UNDECIDED:
         after = f"undecided after {counted(metric.pairs.decision.pairs, 'pair')}"
         return f"{moved}{here}, {after}" + (f" {site.place}" if site else "")

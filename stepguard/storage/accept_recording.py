@@ -281,5 +281,5 @@ def _other_software(recording: Recording, last: Epoch) -> str:
 
 def _without_detail(recording: Recording) -> Recording:
     """Return the recording without the fields that are only read of the newest recording."""
-    unset = dict.fromkeys(("operators", "callers", "profile"), msgspec.UNSET)
+    unset = dict.fromkeys(("operators", "callers", "profile", "numbers"), msgspec.UNSET)
     return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

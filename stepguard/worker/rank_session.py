@@ -8,12 +8,15 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from stepguard.core import replies
@@ -124,6 +127,7 @@ class Session:
             take_kept_headers()
         self.package = wanted.module.partition(".")[0]
         self.in_group = wanted.needs_torchrun
+        seed(self.channel.rank)
         if wanted.loop is None:  # a loop's own code joins the group
             join_process_group(torch_device.backend(self.device))
         compiler.install()  # before workload_of, where a loop already compiles
@@ -272,6 +276,14 @@ def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None
             "torch._inductor.config or torch._dynamo.config, or begin the command with: env "
             + " ".join(unset + set_to)
         )
+
+
+def seed(rank: int) -> None:
+    """Seed what a workload may draw from without a seed of its own, so that launches draw alike."""
+    random.seed(rank)
+    torch.manual_seed(rank)
+    if numpy := sys.modules.get("numpy"):  # torch imports it if it is installed
+        numpy.random.seed(rank)
 
 
 def preload(variable: str) -> None:

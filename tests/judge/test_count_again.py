@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import GROWING_LINES, OPERATORS, PEAK
+from stepguard.core.metrics import GROWING_LINES, NUMBERS, OPERATORS, PEAK
 from stepguard.core.recording import on_same_steps, without_labels
 from stepguard.core.site import Site
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.judge.count_again import counted_again, doubtful, doubtful_of, doubtful_of_other
 from stepguard.judge.summarise_evidence import summarise
 
@@ -199,3 +200,29 @@ def test_an_old_recording_is_read_without_labels():
     assert found.detail == {OPERATORS: {"aten.mm.default": 5}}
     assert found.operators == {"a.py f: mm()": {"aten.mm.default": 5}}
     assert without_labels(found) is found
+
+
+def computing(loss, launches=1):
+    """Evidence of a step with this loss."""
+    found, of_loss = evidence(), StepNumbers(listed=[("loss", [[loss]])])
+    values = found.counts.values | {NUMBERS: 1, GROWING_LINES: 0}
+    counted = replace(found.counts, values=values, numbers=of_loss, launches=launches)
+    return replace(found, counts=counted)
+
+
+def test_other_numbers_are_taken_again_once_by_each_tree():
+    """Whatever the steps count."""
+    now, past = computing(10.9), computing(10.8)
+    assert doubtful(now, summarise(past)) == (NUMBERS,)
+    assert doubtful_of_other(past, now) == (NUMBERS,)
+    assert not doubtful(now, summarise(now)) and not doubtful(now, None)
+    assert not doubtful(computing(10.9, launches=2), summarise(past))
+
+
+@pytest.mark.parametrize(("again", "apart"), [(10.9, ""), (10.7, "loss 10.9 -> 10.7")])
+def test_numbers_of_launches_that_disagree_are_not_comparable(again, apart):
+    """The reason has the first that differs, and what to do about it."""
+    first, second = computing(10.9).counts, computing(again).counts
+    counted = counted_again(first, second, [NUMBERS])
+    assert counted.numbers.listed == first.numbers.listed
+    assert apart in counted.numbers.apart and bool(counted.numbers.apart) == bool(apart)

@@ -10,6 +10,7 @@ from builders import (
 
 from stepguard.core.evidence import Disturbance
 from stepguard.core.reasons import Reason
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.judge.refuse_recording import unfit_to_record
 
 HOT = block(disturbance=Disturbance(Reason.THROTTLED, "thermal slowdown (hardware)"))
@@ -41,3 +42,11 @@ def test_one_launch_is_no_level_of_a_time():
     assert "1 launch, a time needs 2" in unfit_to_record(evidence(**one))
     assert unfit_to_record(evidence(**one, gates=("graph_breaks",))) == ""
     assert unfit_to_record(cpu_evidence()) == ""
+
+
+def test_numbers_that_are_not_finite_are_no_level():
+    """The first of them is named, with its step."""
+    numbers = StepNumbers(listed=[("loss", [[9.0], [None]]), ("gradient of a", [[1.0], [None]])])
+    found = evidence()
+    found = replace(found, counts=replace(found.counts, numbers=numbers))
+    assert "loss in step 2 is not finite" in unfit_to_record(found)

@@ -9,6 +9,7 @@ from inputs import (
     TWO_RANKS,
     at,
     calling,
+    computing,
     counting,
     cpu_baseline,
     listing,
@@ -396,8 +397,10 @@ COUNTED = (
         "FASTER",
         "COUNTER_FELL",
         Run(
-            counting(cpu_evidence(), **reading(2)),
-            baseline=recorded_of(counting(cpu_evidence(), **reading(4)), device_uuid="", driver=""),
+            computing(counting(cpu_evidence(), **reading(2))),
+            baseline=recorded_of(
+                computing(counting(cpu_evidence(), **reading(4))), device_uuid="", driver=""
+            ),
         ),
     ),
     Scenario(

@@ -21,10 +21,11 @@ from msgspec import UNSET
 
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
-from stepguard.core.metrics import PEAK
+from stepguard.core.metrics import NUMBERS, PEAK
 from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.storage.waiver_file import WaiverRow
 
 TRACEBACK = """Traceback (most recent call last):
@@ -69,6 +70,16 @@ def counting(found, sites=None, detail=None, by_rank=None, **values):
             by_rank=by_rank or {},
         ),
     )
+
+
+LOSS_ALONE = StepNumbers(listed=[("loss", [[10.98]])])
+
+
+def computing(found, of=LOSS_ALONE, options=()):
+    """Evidence of a step that computes these numbers."""
+    values = found.counts.values | {NUMBERS: len(of.listed)}
+    detail = found.counts.detail | {NUMBERS: dict(options)}
+    return replace(found, counts=replace(found.counts, values=values, detail=detail, numbers=of))
 
 
 def listing(found, sites=None, **lists):
@@ -125,6 +136,7 @@ def recorded_of(found, **changes):
     """A baseline whose recording counted what the evidence did."""
     counts = found.counts
     same = {"detail": counts.detail, "sites": {k: list(v) for k, v in counts.sites.items()}}
+    same["numbers"] = counts.numbers or UNSET
     same["lists"] = {k: list(v) for k, v in counts.lists.items()} or UNSET
     if found.world_size > 1:
         same["by_rank"] = {name: list(each) for name, each in counts.by_rank.items()}

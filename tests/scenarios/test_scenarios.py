@@ -14,6 +14,7 @@ from counted_scenarios import COUNTED
 from fault_scenarios import FAULTS
 from html_pages import Page, what_runs_or_loads
 from lab_commands import add_lab
+from number_scenarios import NUMBERED
 from paired_scenarios import PAIRED
 from paired_work_scenarios import PAIRED_WORK
 from recorded_scenarios import RECORDED
@@ -28,13 +29,13 @@ from stepguard.core.status import Status
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "run-document.schema.json"
 
-TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
+TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED, NUMBERED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
 FILES = [one for one in SCENARIOS if not callable(one.inputs)]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
 # Reasons that no verdict and no gated metric has.
 WITHOUT_SCENARIO = {
-    "NOT_JUDGED": "it is of information, which is shown and never gated",
+    "NOT_JUDGED": "it is of information, and of numbers that launches disagree on",
 }
 
 

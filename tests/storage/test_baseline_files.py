@@ -341,6 +341,7 @@ LATER = {
     "profile": msgspec.UNSET,
     "libraries": msgspec.UNSET,
     "callers": msgspec.UNSET,
+    "numbers": msgspec.UNSET,
 }  # an older file has none of these
 
 

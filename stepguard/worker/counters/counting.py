@@ -13,6 +13,7 @@ from stepguard.worker.counters import (
     compiler,
     generated_kernels,
     memory_counters,
+    numbers,
     operators,
     python_lines,
     sync_candidates,
@@ -44,7 +45,8 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> Tally:
     """Return the first part's counts of a workload whose step has run once."""
     tally = Tally(after_steps=SETTLING_STEPS)
     progress("count: settling")
-    for _ in range(SETTLING_STEPS):
+    numbers.count_numbers(tally, counted)  # of the first steps: training scatters the later ones
+    for _ in range(SETTLING_STEPS - numbers.STEPS):
         counted.step()
     with compiler.Recompiles() as recompiles:
         for counter in counters_of(counted, eager=False):

@@ -6,9 +6,11 @@ Dispatch modes cannot see into a compiled region, so the compiler is switched of
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
@@ -16,10 +18,12 @@ from torch.utils.module_tracker import ModuleTracker
 from stepguard.core.metrics import FLOPS, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
+from stepguard.worker.counters.changed_settings import flags
 from stepguard.worker.counters.locate import Origins, Place, frames, locate, site_at, torchs_phase
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import on_gpu
 
+SINGLE_BYTES = 4
 LABELS = "profiler"  # the namespace of record_function: a label is no work of a step
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
@@ -34,6 +38,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self._by_form = by_form
         self._origins = Origins()
         self.calls: Counter[str] = Counter()
+        self.single = True  # no operator has returned floats of less precision
         self._placed: Counter[tuple[str, Place]] = Counter()
         self._phases: dict[tuple[str, Place], set[str]] = {}
         self._callers: dict[str, Counter[str]] = {}  # by file and function of the tree
@@ -43,6 +48,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
         self._origins.note(str(func))
         result = func(*args, **(kwargs or {}))
+        self.single = self.single and not _is_coarse(result)
         name = str(func)
         # The cost and the rounding of a cast depend on the new type.
         if name == _CAST and result.dtype != args[0].dtype:
@@ -112,6 +118,26 @@ def count_operators(tally: Tally, counted: RankStep) -> None:
     operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)
     tally.callers = counters[0].callers()
+    if tally.numbers:
+        single = all(counter.single for counter in counters) and not _tf32(counted, operators[0])
+        tally.numbers = structs.replace(tally.numbers, single=single)
+
+
+def _tf32(counted: RankStep, operators: Iterable[str]) -> bool:
+    """Tell whether GEMMs or convolutions may round their operands, as torch's settings say."""
+    now = flags()
+    convolves = on_gpu(counted.device) and any("convolution" in name for name in operators)
+    rounds = convolves and now["backends.cudnn.allow_tf32"] == "True"
+    return rounds or now["get_float32_matmul_precision"] != "highest"
+
+
+def _is_coarse(result: Any) -> bool:
+    """Tell whether an operator returned floats of less than single precision."""
+    tensors = result if isinstance(result, (tuple, list)) else (result,)
+    return any(
+        isinstance(it, torch.Tensor) and it.is_floating_point() and it.dtype.itemsize < SINGLE_BYTES
+        for it in tensors
+    )
 
 
 def _flops(step: Step) -> dict[str, int]:

@@ -13,6 +13,7 @@ from stepguard.core.evidence import Counts
 from stepguard.core.metrics import METRICS, PEAK
 from stepguard.core.profile import Profile, StepIdentity
 from stepguard.core.site import Site, merge
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.trace.host_steps import StepCalls
 from stepguard.worker.block_timer import Step
 from stepguard.worker.counters.tensor_devices import Placement
@@ -63,6 +64,7 @@ class Tally:
     profile_problem: str = ""
     after_steps: int | None = None
     identity: StepIdentity | None = None
+    numbers: StepNumbers | None = None
     calls: list[StepCalls] = field(default_factory=list)  # of the traced steps
 
     def add(

@@ -7,7 +7,7 @@ import pytest
 from builders import METRICS, metric, replace, two_rank_evidence, with_counts
 from test_judge_pairs import GATES, fault, shifted, turns
 
-from stepguard.core.metrics import COPIES, SETTINGS, default_gates
+from stepguard.core.metrics import COPIES, NUMBERS, SETTINGS, default_gates
 from stepguard.core.permission import Permission
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
@@ -19,7 +19,11 @@ from stepguard.judge.sequential_plan import MIN_PAIRS
 TODAY = date(2026, 11, 28)
 ROLES = ("work", "waste", "price", "amount")
 OF = {
-    role: [n for n in default_gates("cuda", 2) if METRICS[n].role == role and n != SETTINGS]
+    role: [
+        n
+        for n in default_gates("cuda", 2)
+        if METRICS[n].role == role and n not in (SETTINGS, NUMBERS)
+    ]
     for role in ROLES
 }
 PCTS = (-2.0, 0.0, 2.0)

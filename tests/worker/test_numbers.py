@@ -1,13 +1,17 @@
 """The numbers of steps, without a launch: what is taken of which form of a step."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-from benchmarks.step_numbers import ROW, take_numbers
+from stepguard.core.metrics import NUMBERS
+from stepguard.core.step_numbers import LOSS, UPDATE, WHOLE
 from stepguard.worker.counters.collector import note_frozen
-from stepguard.worker.counters.tally import RankStep
+from stepguard.worker.counters.numbers import ROW, STEPS, count_numbers
+from stepguard.worker.counters.tally import RankStep, Tally
 
 WIDTH = 40  # the weight's norm has whole rows, and a rest
 assert WIDTH * WIDTH > ROW
@@ -32,18 +36,26 @@ class Training:
             total += loss.detach()
         self.scaler.unscale_(self.optimizer)
         before = [p.detach().clone() for p in self.layer.parameters()]
-        self.seen.append([float(p.grad.double().norm()) for p in self.layer.parameters()])
+        gradients = [p.grad.clone() for p in self.layer.parameters()]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         after = zip(self.layer.parameters(), before, strict=True)
-        self.seen[-1] += [float((p.detach() - old).double().norm()) for p, old in after]
+        self.seen.append((gradients, [p.detach() - old for p, old in after]))
         self.optimizer.zero_grad()
         return total if self.returns else None
 
 
-def taken(step, steps=2):
-    """The numbers of these steps."""
-    return take_numbers(RankStep(step, torch.device("cpu"), frozen=note_frozen()), steps)
+def taken(step):
+    """The numbers of the first steps, and the options of their optimizers."""
+    tally = Tally()
+    count_numbers(tally, RankStep(step, torch.device("cpu"), frozen=note_frozen()))
+    assert tally.values[NUMBERS] == len(tally.numbers.listed)
+    return tally.numbers.of_steps, [*tally.detail[NUMBERS]]
+
+
+def thirds(gradient):
+    """The norms of a gradient's parts."""
+    return [float(part.norm()) for part in gradient.double().reshape(-1).chunk(3)]
 
 
 @pytest.mark.parametrize(
@@ -56,16 +68,18 @@ def test_each_parameter_has_the_norms_that_its_optimizer_saw(form):
     that returns no loss has the sum of its backward passes'.
     """
     training = Training(**form)
-    found = taken(training.step).values
-    sampled = (WIDTH * WIDTH // 2) / WIDTH**2  # every second element of the weight
-    for index, name in enumerate(["0.weight", "0.bias"]):
-        seen = [step[index] for step in training.seen]
-        assert found[f"gradient of {name}"] == pytest.approx(seen, rel=1e-6)
-    moved = [step[2] for step in training.seen]
-    assert found["update of 0.weight"] == pytest.approx([m * sampled**0.5 for m in moved], rel=0.1)
-    assert found["update of 0.bias"] == pytest.approx([step[3] for step in training.seen], rel=1e-6)
+    found, _ = taken(training.step)
+    scale = 1024.0 if "scaled" in form else 1.0
+    for step, (gradients, moved) in enumerate(training.seen):
+        for name, gradient in zip(["0.weight", "0.bias"], gradients, strict=True):
+            assert found[f"gradient of {name}"][step] == pytest.approx(thirds(gradient), rel=1e-6)
+        whole = math.hypot(*(float(gradient.norm()) for gradient in gradients))
+        assert found[WHOLE][step] == [pytest.approx(scale * whole, rel=1e-6)]
+        weight, bias = (float(one.double().norm()) for one in moved)
+        sampled = 0.5**0.5 * weight  # every second element of the weight
+        assert found[UPDATE][step] == [pytest.approx(math.hypot(sampled, bias), rel=0.1)]
     again = Training().step
-    assert found["loss"] == pytest.approx([float(again()), float(again())], rel=1e-6)
+    assert found[LOSS] == [[pytest.approx(float(again()), rel=1e-6)] for _ in range(STEPS)]
 
 
 def test_a_step_without_an_optimizer_has_the_gradients_that_it_leaves():
@@ -79,9 +93,20 @@ def test_a_step_without_an_optimizer_has_the_gradients_that_it_leaves():
         model.zero_grad()
         forward().backward()
 
-    assert set(taken(forward).values) == {"loss"}
-    assert set(taken(backward).values) == {"loss", "gradient of weight", "gradient of bias"}
-    assert taken(backward, 1).values["gradient of bias"] == [1.0]
+    assert {*taken(forward)[0]} == {LOSS}
+    found, _ = taken(backward)
+    assert {*found} == {LOSS, WHOLE, "gradient of weight", "gradient of bias"}
+    assert found["gradient of bias"] == [[1.0]] * STEPS
+
+
+def test_what_is_not_finite_is_known_as_such():
+    """A gradient that overflows has no norm, in the step where it does."""
+    training = Training()
+    training.step()
+    with torch.no_grad():
+        training.layer.bias[0] = math.inf
+    found, _ = taken(training.step)
+    assert found[LOSS][0] == [None] and None in found["gradient of 0.weight"][0]
 
 
 def test_the_options_that_change_the_mathematics_are_known_by_group():
@@ -90,7 +115,7 @@ def test_the_options_that_change_the_mathematics_are_known_by_group():
     training.optimizer = torch.optim.AdamW(
         [{"params": [training.layer.weight]}, {"params": [training.layer.bias], "eps": 1e-3}]
     )
-    options = taken(training.step).options
+    _, options = taken(training.step)
     assert {"AdamW, group 0: eps = 1e-08", "AdamW, group 1: eps = 0.001"} <= {*options}
     assert not [one for one in options if "foreach" in one]
 
@@ -128,7 +153,7 @@ def test_a_compiled_step_of_an_optimizer_is_not_compiled_anew():
     step()
     step()
     compiled = len(graphs)
-    found = taken(step).values
+    found, _ = taken(step)
     step()
     assert len(graphs) == compiled
-    assert "loss" in found
+    assert LOSS in found

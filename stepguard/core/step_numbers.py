@@ -1,0 +1,81 @@
+"""The numbers that the first steps of a launch compute: what tells two steps apart that do as much.
+
+docs/method.md says when they are taken, judge/compare_numbers.py how far they may move.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Annotated
+
+import msgspec
+
+LOSS = "loss"
+WHOLE = "all gradients before the optimizer"
+UPDATE = "update of all parameters"
+OF_PARAMETER = "gradient of "
+
+# None: the number is not finite.
+Parts = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=3)]
+Steps = Annotated[list[Parts], msgspec.Meta(min_length=1, max_length=8)]
+
+
+class StepNumbers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The losses and norms of some steps."""
+
+    # Each number's name, and of each step the norm of each part. Parameters are in the order of
+    # their modules, which a JSON object would not keep.
+    listed: list[tuple[str, Steps]] = []
+    # All floating-point products of the eager step are in single precision, or in a better one.
+    single: bool = False
+    apart: str = ""  # why they cannot be compared: launches of one tree have other numbers
+
+    @property
+    def of_steps(self) -> dict[str, Steps]:
+        """Return by name of each step the norm of each part."""
+        return dict(self.listed)
+
+    @property
+    def first_not_finite(self) -> str:
+        """Return the first number that is not finite, "gradient of wte.weight in step 2"; else
+        empty.
+        """
+        found = [
+            (step, name)
+            for name, steps in self.listed
+            for step, parts in enumerate(steps, 1)
+            if None in parts
+        ]
+        return "{1} in step {0}".format(*min(found, key=lambda each: each[0])) if found else ""
+
+
+def over_ranks(ranks: Sequence[StepNumbers | None]) -> StepNumbers | None:
+    """Return the numbers of all ranks as one: the mean loss, and the root of the mean of squared
+    norms, so that it does not matter which rank has which share of a parameter. None if a rank has
+    none.
+    """
+    each = [one for one in ranks if one is not None]
+    if len(each) < len(ranks) or len(each) == 1:
+        return each[0] if len(each) == len(ranks) else None
+    by_rank = [one.of_steps for one in each]
+    return StepNumbers(
+        listed=[
+            (
+                name,
+                [
+                    [_together(name, parts) for parts in zip(*steps, strict=False)]
+                    for steps in zip(*(of_rank[name] for of_rank in by_rank), strict=False)
+                ],
+            )
+            for name in by_rank[0]
+            if all(name in of_rank for of_rank in by_rank)
+        ],
+        single=all(one.single for one in each),
+    )
+
+
+def _together(name: str, ranks: tuple[float | None, ...]) -> float | None:
+    known = [number for number in ranks if number is not None]
+    if len(known) < len(ranks):
+        return None
+    return fmean(known) if name == LOSS else math.sqrt(fmean(number**2 for number in known))

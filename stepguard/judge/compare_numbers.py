@@ -1,0 +1,157 @@
+"""Compare the numbers of two steps: do they compute the same?
+
+How far honest changes of form move them, and wrong steps at least, is in
+benchmarks/data/numbers_2026-11-29.json: limits are twice to eleven times the most that 21 to 24
+changes of form moved a number, on an H200 and a CPU, at three times of training.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from stepguard.core.metrics import NUMBERS
+from stepguard.core.reason_sentences import MovedNumbers
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import Recording
+from stepguard.core.status import Status
+from stepguard.core.step_numbers import LOSS, OF_PARAMETER, UPDATE, WHOLE, StepNumbers, Steps
+from stepguard.core.verdict import MetricVerdict, PartMove
+
+# A number may move by this share of itself: where bf16, fp16 or tf32 rounds, and in single
+# precision. Honest changes of form moved gradients by 0.0049 and 2.6e-6, losses by 8.3e-5 and
+# 2.2e-7, the norm before the optimizer by 0.0038 and 7.6e-7, updates by 0.0024 and 1.5e-7.
+LIMITS = {
+    OF_PARAMETER: (0.015, 3e-5),
+    LOSS: (2e-4, 2e-6),
+    WHOLE: (0.01, 8e-6),
+    UPDATE: (0.006, 2e-6),
+}
+# A part of a gradient counts as at least this share of the norm of all: the bias of attention's key
+# has no gradient but rounding.
+FLOOR_SHARE = 1e-3
+SHOWN = 3  # moves
+THIRDS = ("first", "second", "last")
+_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A number that moved."""
+
+    name: str
+    third: int | None  # of a parameter's gradient
+    step: int
+    old: float | None
+    new: float | None
+    size: float  # in limits
+
+    @property
+    def where(self) -> str:
+        """Return the part of a gradient, and the step if the number is not finite there."""
+        third = f" ({THIRDS[self.third]} third)" if self.third is not None else ""
+        return third + (f" of step {self.step}" if None in (self.old, self.new) else "")
+
+
+def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdict:
+    """Return the verdict on the numbers of two steps. Both sides must have looked for them."""
+    new, old = now.numbers or StepNumbers(), past.numbers or StepNumbers()
+    options = () if new.apart or old.apart else tuple(_options(now, past))
+    counts = past.counters[NUMBERS], now.counters[NUMBERS]
+    figures = None
+    said = Status.CHANGED, Reason.WORK_MOVED
+    if apart := new.apart or old.apart:
+        said, figures = (Status.SAME, Reason.NOT_JUDGED), MovedNumbers(why=apart)
+    elif counts[0] and not counts[1]:
+        figures = MovedNumbers(why="no loss and no gradient is seen any more")
+    elif moves := moved_numbers(new, old):
+        figures = MovedNumbers(moved=tuple(shown(moves)))
+    elif not options:
+        known = old.listed or not any(counts)
+        said = Status.SAME, Reason.EQUAL if known else Reason.NOT_RECORDED
+    return MetricVerdict(NUMBERS, *said, *counts, moved=options, gated=gated, figures=figures)
+
+
+def known_equal(metric: MetricVerdict | None) -> bool:
+    """Tell whether a case's numbers were compared and are the same."""
+    return metric is not None and metric.reason is Reason.EQUAL and bool(metric.new)
+
+
+def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
+    """Return the numbers that moved beyond their limits: what is not finite first, then by step,
+    the largest move first.
+    """
+    moves = [move for move in moves_of(now, past) if move.size > 1]
+    return sorted(moves, key=lambda move: (not math.isinf(move.size), move.step, -move.size))
+
+
+def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:
+    """Yield by how much of its limit each number moved that both sides have."""
+    fine, totals = now.single or past.single, _totals(past)
+    for name, here, there in _matched(now.of_steps, past.of_steps):
+        yield from _moves(name, here, there, totals, fine)
+
+
+def _matched(
+    now: Mapping[str, Steps], past: Mapping[str, Steps]
+) -> Iterator[tuple[str, Steps, Steps]]:
+    """Yield each number that both sides have. If parameters have other names, and are as many as
+    before, they are taken in their order.
+    """
+    new, old = ([name for name in side if name.startswith(OF_PARAMETER)] for side in (now, past))
+    renamed = {*new} != {*old} and len(new) == len(old)
+    both = dict(zip(new, old, strict=True)) if renamed else {name: name for name in now}
+    both |= {name: name for name in (LOSS, WHOLE, UPDATE)}
+    for name, other in both.items():
+        if name in now and other in past:
+            yield name, now[name], past[other]
+
+
+def _totals(of: StepNumbers) -> list[float]:
+    """Return by step the norm of all parameters' gradients together, of those that are finite."""
+    parts = (steps for name, steps in of.listed if name.startswith(OF_PARAMETER))
+    return [
+        math.hypot(*(number for each in step if each for number in each if number is not None))
+        for step in zip_longest(*parts)
+    ]
+
+
+def _moves(
+    name: str, new: Steps, old: Steps, totals: Sequence[float], fine: bool
+) -> Iterator[Move]:
+    """Yield by how much of its limit each part of a number moved, in each step."""
+    kind = name if name in LIMITS else OF_PARAMETER
+    for step, (here, there) in enumerate(zip(new, old, strict=False)):
+        least = FLOOR_SHARE * totals[step] if kind == OF_PARAMETER else 0.0
+        for part, (now, then) in enumerate(zip(here, there, strict=False)):
+            size = math.inf
+            if now is not None and then is not None:
+                allowed = LIMITS[kind][fine] * max(abs(then), least)
+                moved = abs(now - then)
+                size = moved / allowed if allowed else math.inf if moved else 0.0
+            elif now is then:  # neither is finite
+                size = 0.0
+            third = part if len(here) == len(THIRDS) else None
+            yield Move(name, third, step + 1, then, now, size)
+
+
+def _options(now: Recording, past: Recording) -> Iterator[PartMove]:
+    """Yield the options of optimizers that only one side has; none if one side stepped none."""
+    new, old = (side.detail.get(NUMBERS, {}) for side in (now, past))
+    for name in sorted(new.keys() ^ old.keys()) if new and old else ():
+        yield PartMove(name, old.get(name, 0), new.get(name, 0))
+
+
+def shown(moves: Sequence[Move]) -> Iterator[tuple[str, float | None, float | None, int]]:
+    """Yield the first moves as a sentence shows them, the layers of a model as one. The loss comes
+    last.
+    """
+    layers: dict[str, dict[str, Move]] = {}
+    for move in moves:
+        layers.setdefault(_LAYER.sub(".*.", move.name), {}).setdefault(move.name, move)
+    order = sorted(layers, key=lambda name: name == LOSS)
+    for name in order if len(order) <= SHOWN else (*order[: SHOWN - 1], order[-1]):
+        first = next(iter(layers[name].values()))
+        what = name if len(layers[name]) > 1 else first.name
+        yield what + first.where, first.old, first.new, len(layers[name])

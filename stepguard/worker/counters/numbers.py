@@ -1,0 +1,217 @@
+"""The numbers that a step computes: its loss, the norms of its gradients and of its update.
+
+Steps that compute the same have the same numbers, but for the order of sums. A gradient counts as
+it is when the optimizer steps: added up, exchanged, unscaled and clipped. Nothing is read from the
+device before all steps have run, and no memory is taken but a few KiB.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
+
+from stepguard.core.metrics import NUMBERS, setting
+from stepguard.core.step_numbers import LOSS, OF_PARAMETER, UPDATE, WHOLE, StepNumbers
+from stepguard.worker.counters.collector import live_objects
+from stepguard.worker.counters.tally import RankStep, Tally
+
+STEPS = 2  # the second one computes with what the first one's update left
+# A parameter's gradient in so many parts: query, key and value are often one parameter, and a
+# wrong scale of attention moves no other norm by as much as that of key and query.
+PARTS = 3
+# What changes the mathematics of an optimizer. fused, foreach and capturable do not.
+OPTIONS = """
+lr weight_decay decoupled_weight_decay betas momentum dampening nesterov eps amsgrad maximize
+""".split()
+# Single precision adds up so many squares at a time, double precision their sums. A tensor of
+# doubles as large as a parameter would be memory that the step does not need.
+ROW = 1024
+SAMPLED = 1024  # elements of a parameter whose update is taken: a copy of all may be too large
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def count_numbers(tally: Tally, counted: RankStep) -> None:
+    """Run STEPS steps and take their numbers. The optimizers' options are their parts."""
+    numbers = Numbers(counted)
+    for _ in range(STEPS):
+        numbers.step()
+    tally.numbers = StepNumbers(listed=[*numbers.read().items()])
+    tally.values[NUMBERS] = len(tally.numbers.listed)
+    tally.detail[NUMBERS] = dict.fromkeys(sorted(numbers.options), 1)
+
+
+class Numbers:
+    """Takes the numbers of the steps that ``step`` runs. They stay on the device until read()."""
+
+    def __init__(self, counted: RankStep) -> None:
+        self._counted = counted
+        self._names = _names(counted.frozen)  # of each parameter, by its id
+        self._taken: list[dict[str, Tensor]] = []  # of each step
+        self._roots: list[Tensor] = []  # losses of this step that a backward pass began with
+        self._stepped = False
+        self._before: list[tuple[Tensor, Tensor]] = []  # parameters and their sampled elements
+        self.options: dict[str, None] = {}  # of the optimizers: "AdamW, group 0: lr = 0.001"
+
+    def step(self) -> None:
+        """Run a step and take its numbers."""
+        self._taken.append({})
+        self._roots, self._stepped = [], False
+        with self._listening():
+            returned = self._counted.step()
+        losses = [returned] if isinstance(returned, Tensor) and _is_loss(returned) else self._roots
+        if losses:
+            exact = [loss.detach().double().reshape(()) for loss in losses]
+            self._taken[-1][LOSS] = torch.stack(exact).sum()
+        if self._roots and not self._stepped:
+            self._take_gradients(self._parameters(), None)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear backward passes and optimizers inside the block."""
+        backward = torch.autograd.backward
+
+        def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            self._roots += [root.detach() for root in roots if _is_loss(root)]
+            backward(tensors, *args, **kwargs)
+            if not self._stepped:
+                norms = [_norm(_local(one.grad)) for one in self._parameters() if _has(one)]
+                if norms:
+                    self._taken[-1][WHOLE] = _together(norms)
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(torch.autograd, "backward", heard))
+            begin = torch_optimizer.register_optimizer_step_pre_hook(_outside(self._begin))
+            stack.callback(begin.remove)
+            end = torch_optimizer.register_optimizer_step_post_hook(_outside(self._end))
+            stack.callback(end.remove)
+            yield
+
+    def _begin(self, optimizer: Any) -> None:
+        self._stepped = True
+        for index, group in enumerate(optimizer.param_groups):
+            who = f"{type(optimizer).__name__}, group {index}"
+            said = {name: group[name] for name in OPTIONS if name in group}
+            self.options |= {
+                setting(f"{who}: {name}", _said(it)): None for name, it in said.items()
+            }
+        owned = [one for group in optimizer.param_groups for one in group["params"]]
+        # The fused kernel will divide by it.
+        self._take_gradients(owned, getattr(optimizer, "grad_scale", None))
+        self._before = [(one, _sample(one)) for one in owned if _has(one)]
+
+    def _end(self, optimizer: Any) -> None:
+        moved = [_norm(_sample(one).double() - before.double()) for one, before in self._before]
+        earlier = self._taken[-1].get(UPDATE)
+        if moved:
+            self._taken[-1][UPDATE] = _together(moved if earlier is None else [*moved, earlier])
+        self._before = []
+
+    def _take_gradients(self, parameters: list[Tensor], scale: Tensor | None) -> None:
+        for one in filter(_has, parameters):
+            norms = torch.stack([*map(_norm, _local(one.grad).chunk(PARTS))])
+            if scale is not None:
+                norms = norms / scale.to(norms.device)
+            self._taken[-1][self._name(one)] = norms
+
+    def _name(self, parameter: Tensor) -> str:
+        if id(parameter) not in self._names:
+            self._names[id(parameter)] = f"parameter {len(self._names)}", parameter
+        return OF_PARAMETER + self._names[id(parameter)][0]
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for _, parameter in self._names.values()]
+
+    def read(self) -> dict[str, list[list[float | None]]]:
+        """Read all numbers from the device, once. Return by name those of each step."""
+        each = [(name, it.reshape(-1)) for taken in self._taken for name, it in taken.items()]
+        if not each:
+            return {}
+        device = each[-1][1].device
+        read = iter(torch.cat([it.to(device) for _, it in each]).tolist())
+        by_name: dict[str, list[list[float | None]]] = {}
+        for name, it in each:
+            known = [number if math.isfinite(number) else None for number in islice(read, len(it))]
+            by_name.setdefault(name, []).append(known)
+        return by_name
+
+
+def _names(frozen: int) -> dict[int, tuple[str, Tensor]]:
+    """Return the shortest name of each parameter that a module owns, by the parameter's id."""
+    modules = [thing for thing in live_objects(frozen) if _is_module(thing)]
+    inner = {id(child) for module in modules for child in module.children()}
+    names: dict[int, tuple[str, Tensor]] = {}
+    for root in (module for module in modules if id(module) not in inner):
+        for name, parameter in root.named_parameters():
+            for wrapper in WRAPPERS:
+                name = name.replace(wrapper, "")
+            name = name.removeprefix("module.")
+            known = names.get(id(parameter), (name, parameter))[0]
+            names[id(parameter)] = min(known, name, key=lambda one: (len(one), one)), parameter
+    return names
+
+
+def _outside(hook: Callable[[Any], None]) -> Callable[..., None]:
+    """Return a hook of an optimizer's step that does nothing while the step is only being compiled,
+    or captured in a CUDA graph.
+    """
+
+    def called(optimizer: Any, args: object, kwargs: object) -> None:
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        if not (torch.compiler.is_compiling() or capturing):
+            with torch.no_grad():
+                hook(optimizer)
+
+    return called
+
+
+def _is_loss(tensor: Tensor) -> bool:
+    return bool(tensor.numel() == 1 and tensor.is_floating_point())
+
+
+def _is_module(thing: object) -> bool:
+    return issubclass(type(thing), torch.nn.Module)
+
+
+def _has(parameter: Tensor) -> bool:
+    """Tell whether the parameter has a gradient whose norm is taken."""
+    return parameter.grad is not None and parameter.grad.is_floating_point()
+
+
+def _local(tensor: Any) -> Tensor:
+    """Return a tensor's elements; this rank's share of a sharded one."""
+    whole = tensor.detach()
+    if whole.is_sparse:
+        whole = whole.coalesce().values()
+    share: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
+    return share.reshape(-1)
+
+
+def _norm(flat: Tensor) -> Tensor:
+    """Return the norm of all elements, in double precision, on the device."""
+    exact = torch.promote_types(flat.dtype, torch.float32)
+    whole = flat.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=exact)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=exact)
+    return torch.linalg.vector_norm(torch.cat([rows.double(), rest.double().view(1)]))
+
+
+def _together(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Return a copy of some elements, evenly spaced."""
+    flat = _local(parameter)
+    return flat[:: -(-flat.numel() // SAMPLED) or 1].clone()
+
+
+def _said(value: object) -> object:
+    """Return an option's value; of a tensor, which an optimizer may change on the device, none."""
+    return "a tensor" if isinstance(value, Tensor) else value

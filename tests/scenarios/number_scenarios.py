@@ -1,0 +1,173 @@
+"""Runs whose steps compute other numbers, or the same ones."""
+
+from builders import cpu_evidence, evidence, replace
+from inputs import OPERATORS, computing, counting, pairs, recorded_of
+from scenario import Run, Scenario
+
+from stepguard.core.metrics import FLOPS
+from stepguard.core.step_numbers import LOSS, WHOLE, StepNumbers
+from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, OF_PARAMETER
+
+LAYERS = range(12)
+ATTENTION = "gradient of h.{}.attn.c_attn.weight"
+ADAMW = {"AdamW, group 0: lr = 0.0006": 1, "AdamW, group 0: eps = 1e-08": 1}
+
+
+def numbers(loss=10.98, attention=0.0121, whole=1.0, **changes):
+    """The numbers of two steps of twelve layers, of whose attention a third moves."""
+    thirds = [attention, 0.02, 0.4]
+    of_steps = {LOSS: [[loss]] * 2, WHOLE: [[whole]] * 2, "gradient of wte.weight": [[0.5] * 3] * 2}
+    of_steps |= {ATTENTION.format(layer): [thirds] * 2 for layer in LAYERS}
+    of_steps |= changes.pop("instead", {})
+    return StepNumbers(listed=[*of_steps.items()], **changes)
+
+
+BEFORE = computing(evidence(), numbers(), ADAMW)
+FINE = computing(cpu_evidence(), numbers(single=True), ADAMW)
+
+
+def against(before, now, **made):
+    """A run that computes these numbers, whose recording has others."""
+    return Run(computing(before, now, **{"options": ADAMW} | made), baseline=recorded_of(before))
+
+
+def just(limit, beyond=1.0001):
+    """A factor just beyond a limit, or just within it."""
+    return 1 + beyond * limit
+
+
+def both_sides(now, pct):
+    """HEAD computes these numbers and is so many percent slower than the other revision."""
+    found = pairs(pct)
+    sides = {"base": computing(found.base, numbers()), "head": computing(found.head, now)}
+    return Run(pairs=replace(found, **sides))
+
+
+def less(found, **counts):
+    """The evidence, of a step that calls 12 operators less."""
+    calls = {"aten.mm.default": 24, "aten.add.Tensor": 2364}
+    return counting(found, detail={OPERATORS: calls}, **{OPERATORS: 2388} | counts)
+
+
+NAN = [[0.0121, 0.02, 0.4], [0.0121, None, 0.4]]
+COARSE, SINGLE = 0, 1
+NUMBERED = (
+    Scenario(
+        "numbers-of-attention",
+        "A wrong temperature: in twelve layers a third of one gradient moved, and the loss.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, numbers(10.975, 0.0213)),
+    ),
+    Scenario(
+        "numbers-not-finite",
+        "The fifth layer's gradient overflows in the second step.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, numbers(instead={ATTENTION.format(5): NAN})),
+    ),
+    Scenario(
+        "numbers-before-the-clip",
+        "The loss is not divided by the micro-steps: the clip hides it from all gradients.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, numbers(whole=2.0)),
+    ),
+    Scenario(
+        "numbers-of-an-option",
+        "No number moves at a learning rate of 0: the optimizer's own words do.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, numbers(), options={"AdamW, group 0: eps = 0.001": 1}),
+    ),
+    Scenario(
+        "numbers-gone",
+        "The step returns no loss any more, and no optimizer steps: nothing can be compared.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, StepNumbers()),
+    ),
+    Scenario(
+        "numbers-of-launches-differ",
+        "What the step draws has no seed: two launches of this tree disagree.",
+        "same",
+        "WITHIN_LIMIT",
+        against(BEFORE, numbers(3.1, apart="not judged: launches of this tree compute others")),
+    ),
+    *(
+        Scenario(
+            f"numbers-{kind.partition(' ')[0]}-{'single' if of else 'coarse'}-{side}",
+            "The limits are those of the precision in which products round.",
+            status,
+            reason,
+            against(FINE if of else BEFORE, numbers(single=bool(of), **moved)),
+        )
+        for of in (COARSE, SINGLE)
+        for kind, base, field in (
+            (OF_PARAMETER, 0.0121, "attention"),
+            (LOSS, 10.98, "loss"),
+            (WHOLE, 1.0, "whole"),
+        )
+        for side, beyond, status, reason in (
+            ("within", 0.99, "same", "EQUAL" if of else "WITHIN_LIMIT"),
+            ("beyond", 1.01, "CHANGED", "WORK_MOVED"),
+        )
+        for moved in [{field: base * just(LIMITS[kind][of], beyond)}]
+    ),
+    Scenario(
+        "numbers-below-the-floor",
+        "The bias of a key has no gradient but rounding, which may be anything.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            computing(evidence(), numbers(attention=0.9 * LIMITS[OF_PARAMETER][0] * FLOOR_SHARE)),
+            baseline=recorded_of(computing(evidence(), numbers(attention=0.0))),
+        ),
+    ),
+    Scenario(
+        "numbers-of-renamed-parameters",
+        "A module has another name, and its parameters their order.",
+        "same",
+        "WITHIN_LIMIT",
+        against(
+            BEFORE,
+            StepNumbers(listed=[(k.replace("attn", "mix"), v) for k, v in numbers().listed]),
+        ),
+    ),
+    Scenario(
+        "numbers-equal-and-less-work",
+        "The same numbers of fewer operators and FLOPs: a gain, to be kept.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(
+            less(FINE, **{FLOPS: 10**12}),
+            baseline=recorded_of(FINE),
+        ),
+    ),
+    Scenario(
+        "numbers-unknown-and-less-work",
+        "Fewer operators and FLOPs of a step whose numbers nobody knows.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(less(cpu_evidence(), **{FLOPS: 10**12}), baseline=recorded_of(cpu_evidence())),
+    ),
+    Scenario(
+        "pairs-numbers-of-a-faster-step",
+        "2 % faster, and it computes something else: no gain.",
+        "CHANGED",
+        "WORK_MOVED",
+        both_sides(numbers(10.9, 0.0213), -2.0),
+    ),
+    Scenario(
+        "pairs-numbers-equal-and-less-flops",
+        "2 % faster with a tenth less FLOPs, and the same numbers.",
+        "FASTER",
+        "BEYOND_MARGIN",
+        Run(
+            pairs=replace(
+                both_sides(numbers(), -2.0).pairs,
+                head=counting(both_sides(numbers(), -2.0).pairs.head, **{FLOPS: 10**14}),
+            )
+        ),
+    ),
+)
