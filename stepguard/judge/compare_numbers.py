@@ -1,7 +1,7 @@
 """Compare the numbers of two steps: do they compute the same?
 
 How far honest changes of form move them, and wrong steps at least, is in
-benchmarks/data/numbers_2026-11-29.json: limits are twice to eleven times the most that 21 to 24
+benchmarks/data/numbers_*_2026-11-29.json: limits are twice to eleven times the most that 21 to 24
 changes of form moved a number, on an H200 and a CPU, at three times of training.
 """
 
