@@ -28,7 +28,6 @@ from benchmarks.refactors import REFACTORS
 from benchmarks.shared import GPT, ROOT, WORKLOADS, Change, git
 from stepguard.core.metrics import NUMBERS
 from stepguard.core.reason_sentences import MovedNumbers
-from stepguard.core.step_numbers import OF_PARAMETER
 from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, moved_numbers, moves_of, shown
 from stepguard.worker.counters.numbers import count_numbers
 from stepguard.worker.counters.tally import RankStep, Tally
@@ -289,9 +288,8 @@ def row(launch: Launch, now: Tally, past: Tally) -> dict[str, Any]:
     assert now.numbers and past.numbers
     largest: dict[str, float] = {}
     for move in moves_of(now.numbers, past.numbers):
-        kind = move.name if move.name in LIMITS else OF_PARAMETER
-        share = move.size * LIMITS[kind][now.numbers.single]
-        largest[kind] = max(share, largest.get(kind, 0.0))
+        share = move.size * LIMITS[move.kind][now.numbers.single]
+        largest[move.kind] = max(share, largest.get(move.kind, 0.0))
     moved = moved_numbers(now.numbers, past.numbers)
     options = sorted(now.detail[NUMBERS].keys() ^ past.detail[NUMBERS].keys())
     said = MovedNumbers(moved=tuple(shown(moved))).text if moved else ", ".join(options)
@@ -325,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(red)
     content = {
         "command": "python -m benchmarks.changed_numbers " + " ".join(arguments or sys.argv[1:]),
-        "commit": git(ROOT, "rev-parse", "HEAD").strip(),
+        "commit": git(ROOT, "rev-parse", "HEAD"),
         "torch": str(torch.__version__),
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
         "limits": {"of": LIMITS, "floor": FLOOR_SHARE},

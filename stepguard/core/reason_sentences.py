@@ -217,9 +217,8 @@ def _number(name: str, old: float | None, new: float | None, layers: int) -> str
         sides = ("not finite" if side is None else f"{side:.4g}" for side in (old, new))
         return f"{name} {' -> '.join(sides)}{within}"
     digits = next(n for n in range(4, 18) if f"{old:.{n}g}" != f"{new:.{n}g}" or n == 17)
-    share = new / old - 1 if old else 0.0
-    moved = f"{share:+.0%}" if abs(share) >= 0.1 else f"{100 * share:+.2g}%"
-    by = f" ({moved.replace('%', ' %')})" if old else ""
+    pct = 100 * (new / old - 1) if old else 0.0
+    by = f" ({f'{pct:+.0f}' if abs(pct) >= 10 else f'{pct:+.2g}'} %)" if old else ""
     return f"{name} {old:.{digits}g} -> {new:.{digits}g}{by}{within}"
 
 

@@ -1,6 +1,7 @@
-"""The numbers that the first steps of a launch compute: what tells two steps apart that do as much.
+"""The numbers that a launch's first steps compute. Two steps may do as much work, and compute
+something else.
 
-docs/method.md says when they are taken, judge/compare_numbers.py how far they may move.
+worker/counters/numbers.py takes them, judge/compare_numbers.py says how far they may move.
 """
 
 import math
@@ -15,8 +16,12 @@ WHOLE = "all gradients before the optimizer"
 UPDATE = "update of all parameters"
 OF_PARAMETER = "gradient of "
 
+# Of a parameter's gradient. Query, key and value are often one parameter, and a wrong scale of
+# attention moves no other norm by as much as that of key and query.
+THIRDS = ("first", "second", "last")
+
 # None: the number is not finite.
-Parts = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=3)]
+Parts = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=len(THIRDS))]
 Steps = Annotated[list[Parts], msgspec.Meta(min_length=1, max_length=8)]
 
 
@@ -55,8 +60,10 @@ def over_ranks(ranks: Sequence[StepNumbers | None]) -> StepNumbers | None:
     none.
     """
     each = [one for one in ranks if one is not None]
-    if len(each) < len(ranks) or len(each) == 1:
-        return each[0] if len(each) == len(ranks) else None
+    if len(each) < len(ranks):
+        return None
+    if len(each) == 1:
+        return each[0]
     by_rank = [one.of_steps for one in each]
     return StepNumbers(
         listed=[

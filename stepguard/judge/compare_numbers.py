@@ -1,8 +1,8 @@
 """Compare the numbers of two steps: do they compute the same?
 
-How far honest changes of form move them, and wrong steps at least, is in
-benchmarks/data/numbers_*_2026-11-29.json: limits are twice to eleven times the most that 21 to 24
-changes of form moved a number, on an H200 and a CPU, at three times of training.
+Changes of a step's form move its numbers a little, since sums have another order. Each limit is 2.4
+to 13 times the most that 21 to 24 such changes moved a number. They were measured on an H200 and on
+a CPU, at three times of training (benchmarks/data/numbers_*_2026-11-29.json).
 """
 
 import math
@@ -16,7 +16,15 @@ from stepguard.core.reason_sentences import MovedNumbers
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
-from stepguard.core.step_numbers import LOSS, OF_PARAMETER, UPDATE, WHOLE, StepNumbers, Steps
+from stepguard.core.step_numbers import (
+    LOSS,
+    OF_PARAMETER,
+    THIRDS,
+    UPDATE,
+    WHOLE,
+    StepNumbers,
+    Steps,
+)
 from stepguard.core.verdict import MetricVerdict, PartMove
 
 # A number may move by this share of itself: where bf16, fp16 or tf32 rounds, and in single
@@ -32,7 +40,6 @@ LIMITS = {
 # has no gradient but rounding.
 FLOOR_SHARE = 1e-3
 SHOWN = 3  # moves
-THIRDS = ("first", "second", "last")
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -48,6 +55,11 @@ class Move:
     size: float  # in limits
 
     @property
+    def kind(self) -> str:
+        """Return the key of its limits."""
+        return _kind(self.name)
+
+    @property
     def where(self) -> str:
         """Return the part of a gradient, and the step if the number is not finite there."""
         third = f" ({THIRDS[self.third]} third)" if self.third is not None else ""
@@ -57,13 +69,13 @@ class Move:
 def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdict:
     """Return the verdict on the numbers of two steps. Both sides must have looked for them."""
     new, old = now.numbers or StepNumbers(), past.numbers or StepNumbers()
-    options = () if new.apart or old.apart else tuple(_options(now, past))
     counts = past.counters[NUMBERS], now.counters[NUMBERS]
-    figures = None
-    said = Status.CHANGED, Reason.WORK_MOVED
     if apart := new.apart or old.apart:
-        said, figures = (Status.SAME, Reason.NOT_JUDGED), MovedNumbers(why=apart)
-    elif counts[0] and not counts[1]:
+        said = Status.SAME, Reason.NOT_JUDGED
+        return MetricVerdict(NUMBERS, *said, *counts, gated=gated, figures=MovedNumbers(why=apart))
+    options, figures = tuple(_options(now, past)), None
+    said = Status.CHANGED, Reason.WORK_MOVED
+    if counts[0] and not counts[1]:
         figures = MovedNumbers(why="no loss and no gradient is seen any more")
     elif moves := moved_numbers(new, old):
         figures = MovedNumbers(moved=tuple(shown(moves)))
@@ -121,7 +133,7 @@ def _moves(
     name: str, new: Steps, old: Steps, totals: Sequence[float], fine: bool
 ) -> Iterator[Move]:
     """Yield by how much of its limit each part of a number moved, in each step."""
-    kind = name if name in LIMITS else OF_PARAMETER
+    kind = _kind(name)
     for step, (here, there) in enumerate(zip(new, old, strict=False)):
         least = FLOOR_SHARE * totals[step] if kind == OF_PARAMETER else 0.0
         for part, (now, then) in enumerate(zip(here, there, strict=False)):
@@ -134,6 +146,10 @@ def _moves(
                 size = 0.0
             third = part if len(here) == len(THIRDS) else None
             yield Move(name, third, step + 1, then, now, size)
+
+
+def _kind(name: str) -> str:
+    return name if name in LIMITS else OF_PARAMETER
 
 
 def _options(now: Recording, past: Recording) -> Iterator[PartMove]:

@@ -16,6 +16,7 @@ from stepguard.core.evidence import Counts, Evidence
 from stepguard.core.metrics import GROWING_LINES, NUMBERS
 from stepguard.core.reason_sentences import STEPS_DIFFER, MovedNumbers, OverSteps
 from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.status import Status
 from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.text import listed
 from stepguard.core.verdict import MetricVerdict
@@ -31,8 +32,8 @@ SEED = "give what draws a seed, such as numpy.random.default_rng(0)"
 
 def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
     """Return the gated counters that one more launch has to count: steps differ and the counts are
-    not those of ``past``, or other lines of Python grow than there. None: nothing is known of the
-    past.
+    not those of ``past``, other lines of Python grow than there, or numbers moved. None: nothing is
+    known of the past.
     """
     if now.counted.launches > 1:
         return ()
@@ -41,10 +42,9 @@ def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
         new, past = on_same_steps(new, past)
     asked = {name for one in (new, past) if one for name in one.differing_steps()}
     asked |= {GROWING_LINES} if new.counters.get(GROWING_LINES) else set()
-    asked |= {NUMBERS} if _other_numbers(new, past) else set()
-    alike = (name for name in asked if past and _figures(name, new) == _figures(name, past))
-    known = {*alike} - {NUMBERS}
-    return tuple(name for name in now.gates if name in asked - known and name in new.counters)
+    asked -= {name for name in asked if past and _figures(name, new) == _figures(name, past)}
+    asked |= {NUMBERS} if past and _other_numbers(new, past) else set()
+    return tuple(name for name in now.gates if name in asked and name in new.counters)
 
 
 def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
@@ -54,18 +54,21 @@ def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
 
 
 def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
-    """Return the counters that the other tree has to count once more, after HEAD's did: its own
-    steps differ, so chance may have moved them there.
+    """Return the counters that the other tree has to count once more, after HEAD's did: chance may
+    have moved its own steps, if they differ, or its numbers.
     """
     again = {*base.counted.lists, NUMBERS}
     return tuple(name for name in doubtful(base, summarise(head)) if name in again)
 
 
-def _other_numbers(new: Recording, past: Recording | None) -> bool:
-    """Tell whether the step computes other numbers than in the past."""
-    if past is None or not {*new.counters} & {*past.counters} & {NUMBERS}:
+def _other_numbers(new: Recording, past: Recording) -> bool:
+    """Tell whether the step computes other numbers than in the past. Other options of its optimizer
+    are no chance.
+    """
+    if NUMBERS not in new.counters or NUMBERS not in past.counters:
         return False
-    return compare_numbers(new, past, True).figures is not None
+    found = compare_numbers(new, past, True)
+    return found.status is Status.CHANGED and found.figures is not None
 
 
 def _figures(name: str, of: Recording) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ If a measurement is undecided, a counter that is known to have moved decides.
 """
 
 import math
+import operator
 from collections.abc import Iterable
 from datetime import date
 from statistics import fmean
@@ -196,7 +197,6 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
     head, base = on_same_steps(summarise(comparison.head), summarise(comparison.base))
     now, then = head.values(), base.values()
-    same = NUMBERS in now and NUMBERS in then and known_equal(compare_numbers(head, base, True))
     old: tuple[float, ...]
     new: tuple[float, ...]
     for name in WORK:
@@ -206,11 +206,20 @@ def _other_work(comparison: Comparison) -> Refusal | None:
             old, new = (then[name],), (now[name],)
         else:  # the busiest rank may do as much as before, and another rank not
             old, new = (tuple(side.differing_ranks().get(name, ())) for side in (base, head))
-        less = same and name == FLOPS and all(n < o for o, n in zip(old, new, strict=False))
-        if new != old and not less:
+        if new != old and not (name == FLOPS and _less_of_the_same(head, base, old, new)):
             work = WorkMoved(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
+
+
+def _less_of_the_same(
+    head: Recording, base: Recording, old: tuple[float, ...], new: tuple[float, ...]
+) -> bool:
+    """Tell whether HEAD does less on each rank, and is known to compute the same numbers."""
+    if len(old) != len(new) or not all(map(operator.lt, new, old)):
+        return False
+    known = NUMBERS in head.counters and NUMBERS in base.counters
+    return known and known_equal(compare_numbers(head, base, True))
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:

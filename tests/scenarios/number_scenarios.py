@@ -1,7 +1,7 @@
 """Runs whose steps compute other numbers, or the same ones."""
 
 from builders import cpu_evidence, evidence, replace
-from inputs import OPERATORS, computing, counting, pairs, recorded_of
+from inputs import OPERATORS, computing, counted_in, counting, pairs, recorded_of
 from scenario import Run, Scenario
 
 from stepguard.core.metrics import FLOPS
@@ -29,11 +29,6 @@ FINE = computing(cpu_evidence(), numbers(single=True), ADAMW)
 def against(before, now, **made):
     """A run that computes these numbers, whose recording has others."""
     return Run(computing(before, now, **{"options": ADAMW} | made), baseline=recorded_of(before))
-
-
-def just(limit, beyond=1.0001):
-    """A factor just beyond a limit, or just within it."""
-    return 1 + beyond * limit
 
 
 def both_sides(now, pct):
@@ -112,7 +107,7 @@ NUMBERED = (
             ("within", 0.99, "same", "EQUAL" if of else "WITHIN_LIMIT"),
             ("beyond", 1.01, "CHANGED", "WORK_MOVED"),
         )
-        for moved in [{field: base * just(LIMITS[kind][of], beyond)}]
+        for moved in [{field: base * (1 + beyond * LIMITS[kind][of])}]
     ),
     Scenario(
         "numbers-below-the-floor",
@@ -163,11 +158,6 @@ NUMBERED = (
         "2 % faster with a tenth less FLOPs, and the same numbers.",
         "FASTER",
         "BEYOND_MARGIN",
-        Run(
-            pairs=replace(
-                both_sides(numbers(), -2.0).pairs,
-                head=counting(both_sides(numbers(), -2.0).pairs.head, **{FLOPS: 10**14}),
-            )
-        ),
+        Run(pairs=counted_in(both_sides(numbers(), -2.0).pairs, **{FLOPS: 10**14})),
     ),
 )

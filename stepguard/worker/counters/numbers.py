@@ -17,14 +17,11 @@ from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS, setting
-from stepguard.core.step_numbers import LOSS, OF_PARAMETER, UPDATE, WHOLE, StepNumbers
-from stepguard.worker.counters.collector import live_objects
+from stepguard.core.step_numbers import LOSS, OF_PARAMETER, THIRDS, UPDATE, WHOLE, StepNumbers
+from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.tally import RankStep, Tally
 
 STEPS = 2  # the second one computes with what the first one's update left
-# A parameter's gradient in so many parts: query, key and value are often one parameter, and a
-# wrong scale of attention moves no other norm by as much as that of key and query.
-PARTS = 3
 # What changes the mathematics of an optimizer. fused, foreach and capturable do not.
 OPTIONS = """
 lr weight_decay decoupled_weight_decay betas momentum dampening nesterov eps amsgrad maximize
@@ -38,7 +35,7 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 
 def count_numbers(tally: Tally, counted: RankStep) -> None:
     """Run STEPS steps and take their numbers. The optimizers' options are their parts."""
-    numbers = Numbers(counted)
+    numbers = StepReader(counted)
     for _ in range(STEPS):
         numbers.step()
     tally.numbers = StepNumbers(listed=[*numbers.read().items()])
@@ -46,8 +43,8 @@ def count_numbers(tally: Tally, counted: RankStep) -> None:
     tally.detail[NUMBERS] = dict.fromkeys(sorted(numbers.options), 1)
 
 
-class Numbers:
-    """Takes the numbers of the steps that ``step`` runs. They stay on the device until read()."""
+class StepReader:
+    """Takes the numbers of each step that step() runs. They stay on the device until read()."""
 
     def __init__(self, counted: RankStep) -> None:
         self._counted = counted
@@ -115,7 +112,7 @@ class Numbers:
 
     def _take_gradients(self, parameters: list[Tensor], scale: Tensor | None) -> None:
         for one in filter(_has, parameters):
-            norms = torch.stack([*map(_norm, _local(one.grad).chunk(PARTS))])
+            norms = torch.stack([*map(_norm, _local(one.grad).chunk(len(THIRDS)))])
             if scale is not None:
                 norms = norms / scale.to(norms.device)
             self._taken[-1][self._name(one)] = norms
@@ -144,7 +141,7 @@ class Numbers:
 
 def _names(frozen: int) -> dict[int, tuple[str, Tensor]]:
     """Return the shortest name of each parameter that a module owns, by the parameter's id."""
-    modules = [thing for thing in live_objects(frozen) if _is_module(thing)]
+    modules = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.nn.Module))
     inner = {id(child) for module in modules for child in module.children()}
     names: dict[int, tuple[str, Tensor]] = {}
     for root in (module for module in modules if id(module) not in inner):
@@ -173,10 +170,6 @@ def _outside(hook: Callable[[Any], None]) -> Callable[..., None]:
 
 def _is_loss(tensor: Tensor) -> bool:
     return bool(tensor.numel() == 1 and tensor.is_floating_point())
-
-
-def _is_module(thing: object) -> bool:
-    return issubclass(type(thing), torch.nn.Module)
 
 
 def _has(parameter: Tensor) -> bool:
