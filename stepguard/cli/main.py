@@ -10,6 +10,7 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         complain(error)
         return 2
-    except (FileError, LauncherError, MachineError, TreeError, ValueError) as error:
+    except (FileError, LauncherError, MachineError, OSError, TreeError, ValueError) as error:
         complain(error)
         return 1
     except KeyboardInterrupt:
@@ -133,7 +134,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         raise UsageError(f"{arguments[0]} is no command any more: {instead}")
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    # An option's beginning is not the option: --gpu 2 would be taken for --gpus 2.
+    whole = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=whole)
     root = root_of(Path.cwd())
     for command in every_command(*arguments[:1]):
         known = set(commands.choices)
