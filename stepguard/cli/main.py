@@ -10,7 +10,6 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 """
 
 import argparse
-import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         complain(error)
         return 2
+    except BrokenPipeError:  # see __main__.py
+        raise
     except (FileError, LauncherError, MachineError, OSError, TreeError, ValueError) as error:
         complain(error)
         return 1
@@ -91,8 +92,9 @@ def every_command(first: str = "") -> Iterator[ModuleType]:
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     """Give a command's help the text and the examples of its module, unless its parser has a
-    description.
+    description. Let it take whole options only: --gpu 2 would be --gpus 2.
     """
+    parser.allow_abbrev = False
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     text = parser.description or text.partition(": ")[2]
     parser.description = "\n\n".join(_block(paragraph) for paragraph in text.strip().split("\n\n"))
@@ -134,9 +136,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         raise UsageError(f"{arguments[0]} is no command any more: {instead}")
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
-    # An option's beginning is not the option: --gpu 2 would be taken for --gpus 2.
-    whole = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=whole)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
     for command in every_command(*arguments[:1]):
         known = set(commands.choices)
