@@ -245,7 +245,11 @@ def _record(root: Path, python: str, test: str) -> int:
         say("", "pytest does not know these options, since stepguard is not installed. Install it:")
         say(f"  {python} -m pip install {clone}", "Then run init again.")
     elif status:
-        say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
+        front = "Mend what is told above, commit, then again:"
+        if status == PYTEST_USAGE:
+            front = "pytest takes no option that it names above. One of the project's own settings "
+            front += "(addopts) is of a plugin: install it, or take the option out. Then again:"
+        say("", front, f"  {_again(python)}")
     if status:
         return 1
     say("")

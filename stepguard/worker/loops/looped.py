@@ -127,8 +127,8 @@ class LoopedWorkload:
         steps = self._borders.seen
         if not steps and self._borders.has_one_optimizer_step:
             return (
-                f"{self._name} ended after 1 step, and a launch needs several hundred: let it run "
-                "longer, by the argument that says how long it trains"
+                f"{self._name} ended after 1 step, and a launch needs several hundred: let it train "
+                "longer, by an argument or by an edit of it"
             )
         if not steps:
             return f"{self._name} ended before the end of a step was seen: {NO_STEP}"
@@ -137,7 +137,7 @@ class LoopedWorkload:
             needed += math.ceil(self._timed_s / self._step_s) * self._every
         return (
             f"{self._name} ended after {steps} steps, and a launch needs about {needed}: let it "
-            "run longer, by the argument that says how long it trains"
+            "train longer, by an argument or by an edit of it"
         )
 
     def _exited(self, error: SystemExit) -> str:
