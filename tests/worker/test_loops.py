@@ -420,7 +420,7 @@ ENDS = {
     ),
     "ends after one": (
         PLAIN.replace("1000", "1"),
-        "train.py ended after 1 step, and a launch needs several hundred: let it run longer, by ",
+        "train.py ended after 1 step, and a launch needs several hundred: let it train longer, by ",
     ),
     "ends in a range around all steps": (
         "with torch.profiler.record_function('all'):\n    " + PLAIN.replace("\n", "\n    "),
