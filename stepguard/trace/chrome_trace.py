@@ -273,12 +273,14 @@ class _Columns:
         """
         names = self._names
         begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
-        if None in begins or min(*begins, *lengths) < 0 or max(*begins, *lengths) > _MOST_US:
+        known = [ts for ts in begins if ts is not None]
+        few, both = len(known) < len(rows), (known, lengths)
+        if few or min(map(min, both)) < 0 or max(map(max, both)) > _MOST_US:
             row = next(row for row in rows if not _is_time(row.ts) or not _is_time(row.dur))
             what = f"begins at {row.ts} us" if row.ts is not None else "has no begin"
             what = what if not _is_time(row.ts) else f"has a length of {row.dur} us"
             raise TraceError(f"the event {row.name!r} {what if row.dur != -1 else 'has no length'}")
-        return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
+        return [names[str(row.name)] for row in rows], known, lengths
 
     def _externals(self, args: list[Scalar]) -> list[int]:
         """Return the column of external ids. Note the messages and hashes of code that belong to
