@@ -247,8 +247,8 @@ def _record(root: Path, python: str, test: str) -> int:
     elif status:
         front = "Mend what is told above, commit, then again:"
         if status == PYTEST_USAGE:
-            front = "pytest takes no option that it names above. One of the project's own settings "
-            front += "(addopts) is of a plugin: install it, or take the option out. Then again:"
+            front = "pytest refused to start: mend what it says. An option that it does not know "
+            front += "is of the project's addopts: install its plugin. Then again:"
         say("", front, f"  {_again(python)}")
     if status:
         return 1

@@ -100,7 +100,9 @@ def test_without_the_plugin_it_says_what_to_install(project, capsys, monkeypatch
     monkeypatch.setattr(init.subprocess, "run", lambda *command, **options: status)
     monkeypatch.setattr(init.metadata, "entry_points", lambda **wanted: plugins)
     assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 1
-    assert ("-m pip install " in capsys.readouterr().out) is (not plugins)
+    told = capsys.readouterr().out
+    assert ("-m pip install " in told) is (not plugins)
+    assert ("of the project's addopts: install its plugin" in told) is bool(plugins)
 
 
 @pytest.mark.parametrize("ends", ["refused", "interrupted"])
