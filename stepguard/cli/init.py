@@ -229,9 +229,12 @@ def _commit(root: Path, paths: list[str]) -> str:
 
 def _take_back(root: Path, before: str) -> None:
     """Take back what init committed on top of the commit ``before``, with its files. Does nothing
-    if it committed nothing, or if one of them has changed since then.
+    if it committed nothing, if one of them has changed since then, or if a recording names it:
+    another plugin may have failed the run.
     """
     own = git(root, "log", "--format=%s", f"{before}..HEAD")
+    if git(root, "status", "--porcelain", "--", "baselines") != "":
+        return
     if own == f"{SUBJECT}\n" and git(root, "reset", "--keep", before) is not None:
         say("init has taken its commit back.")
 

@@ -48,6 +48,11 @@ class Project:
         self.commit()
         return 1
 
+    def recording(self):
+        (self.path / "baselines").mkdir()
+        (self.path / "baselines" / "cpu.json").write_text("{}")
+        return 1
+
     def init(self, *arguments):
         return main(["init", "my_model:train_step", "width=64", *arguments])
 
@@ -132,10 +137,11 @@ def test_after_a_failure_nothing_of_it_is_left(project, capsys, monkeypatch, end
     assert told[-2].endswith(" -m stepguard init my_model:train_step width=64")
 
 
-def test_a_commit_of_the_user_is_not_taken_back(project, capsys, monkeypatch):
-    """Nor is one of init's, if there is a newer one."""
+@pytest.mark.parametrize("then", ["commit_of_a_user", "recording"])
+def test_a_commit_that_is_used_is_not_taken_back(project, capsys, monkeypatch, then):
+    """There is a newer one, or a recording names it."""
     project.commit()
-    monkeypatch.setattr(init, "_record", lambda *told: project.commit_of_a_user())
+    monkeypatch.setattr(init, "_record", lambda *told: getattr(project, then)())
     assert project.init() == 1
     assert project.test.exists() and "taken" not in capsys.readouterr().out
 
