@@ -302,7 +302,7 @@ class PerfSession:
             self._stack.callback(self._suite.close)
             pairs = self._tree is not None
             last_s = Store(self._root).last_wall_s(self._cases, pairs)
-            self._line = progress_line(self._config, self._cases, last_s, pairs)
+            self._line = progress_line(self._config, self._cases, last_s)
         return self._suite, self._line
 
     def saw(self, item: pytest.Item, skipped: bool, why: str) -> None:

@@ -66,7 +66,7 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
 
 
 @pytest.mark.parametrize(
-    ("gates", "told"), [(("step_ms",), "up to about"), (("graph_breaks",), "at a guess 1:50 left")]
+    ("gates", "told"), [(("step_ms",), ": up to about *"), (("graph_breaks",), "")]
 )
 def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, told):
     """A case that gates counters alone takes one pair, and no half an hour."""
@@ -77,20 +77,17 @@ def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, to
     gate.commit()
     gate.will_compare(case)
     result = gate.run(OTHER)
-    result.says(f"*linear?124m?: {told}*")
+    result.says(f"*1/1? linear?124m?{told}")
 
 
 def test_a_cpu_beside_another_revision(gate):
-    """It is announced as pairs, which take several times what the case takes alone; and what they
-    say of a `same` is said once.
-    """
+    """What pairs say of a `same` is said once."""
     case = gate.cpu()
     gate.suite(case)
     gate.commit(tag="old")
     gate.commit()
     gate.will_compare(case, 10.0, pairs=1)
     result = gate.run(OTHER, passed=1)
-    result.says("*linear?nano?: at a guess 1:40 left*")
     assert str(result.stdout).count("no slowdown seen, on a CPU") == 1
 
 
