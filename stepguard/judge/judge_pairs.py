@@ -144,8 +144,7 @@ def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     """Return the counters that fail before the time is asked."""
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    software = bool(other_software(comparison))
-    return tuple(one for metric in moved if (one := beside_software(metric, software)).decides)
+    return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
 
 
 def _time_explains(comparison: Comparison) -> bool:
@@ -266,8 +265,7 @@ def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     head, base = sides
     now, then, decided = summarise(head), summarise(base), decision(comparison)
     judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
-    software = bool(other_software(comparison))
-    moved = [beside_software(one, software) for one in moved_counters(now, [then], head.gates)]
+    moved = [beside_software(one, comparison) for one in moved_counters(now, [then], head.gates)]
     beside = (beside_time(one, judged_time) for one in moved)
     beside = (one for one in beside if timed or one.status is Status.CHANGED)
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
@@ -289,8 +287,7 @@ def _compared(comparison: Comparison) -> Findings:
         if name in values
     ]
     status = _shown_by_time(comparison, decided)
-    software = bool(other_software(comparison))
-    fallen = [beside_software(metric, software) for metric in with_fallen(compared)]
+    fallen = [beside_software(metric, comparison) for metric in with_fallen(compared)]
     metrics = tuple(beside_time(metric, status) for metric in fallen)
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison, decided))
@@ -355,13 +352,13 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
     }
 
 
-def beside_software(metric: MetricVerdict, differs: bool) -> MetricVerdict:
-    """Return work or an amount that moved as a notice if the software ``differs``: another torch
+def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerdict:
+    """Return work or an amount that moved as a notice if the sides' software differs: another torch
     has other operators. So it explains the time, and does not decide.
     """
-    if not differs or metric.role not in ("work", "amount"):
-        return metric
-    if metric.status not in (Status.CHANGED, Status.FASTER):
+    moved = metric.status in (Status.CHANGED, Status.FASTER)
+    explains = moved and metric.role in ("work", "amount") and other_software(comparison)
+    if not explains:
         return metric
     return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
 
