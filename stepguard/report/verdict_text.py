@@ -189,7 +189,9 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     such as a waiver that does not apply.
     """
     lines, moved = [], _moved(verdict)
-    if verdict.libraries and moved:
+    if verdict.libraries and verdict.against:
+        lines.append(f"  between the environments: {verdict.libraries}")
+    elif verdict.libraries and moved:
         lines.append(f"  {verdict.libraries} since the recording")
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))
