@@ -24,15 +24,8 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # with links, as the files of frames are named
 # Parts of torch that call the operators of a whole phase for one line, such as loss.backward(). A
 # change of the model shows at this line, too.
-_FOLLOWS = {"optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
-BACKWARD = "backward"
-# What starts a backward pass, and what autograd's thread, which has no other frame, calls in one.
-_BACKWARD = {
-    (f"{TORCH}autograd/graph.py", "_engine_run_backward"),
-    (f"{TORCH}autograd/__init__.py", "backward"),
-    (f"{TORCH}autograd/__init__.py", "grad"),
-    (f"{TORCH}autograd/function.py", "BackwardCFunction.apply"),
-}
+_FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
+_BACKWARD = f"{TORCH}autograd/graph.py", "_engine_run_backward"
 _FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
 # The rest of a function with a graph break.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -70,9 +63,7 @@ def torchs_phase(innermost: FrameType | None) -> str:
     "" if the line makes them itself.
     """
     within = itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
-    for file, _, function in within:
-        if (file, function) in _BACKWARD:
-            return BACKWARD
+    for file, _, _ in within:
         for part, phase in _FOLLOWS.items():
             if file.startswith(part, len(TORCH)) and file.startswith(TORCH):
                 return phase
@@ -86,8 +77,8 @@ def phase_at(innermost: FrameType | None) -> str:
     if phase := torchs_phase(innermost):
         return phase
     around = {(file, function) for file, _, function in frames(innermost)}
-    if around & _BACKWARD:
-        return BACKWARD
+    if _BACKWARD in around:
+        return "backward"
     return "forward" if _FORWARD in around else ""
 
 
