@@ -37,7 +37,7 @@ WRITTEN_WRONGLY = [  # as it should be, and as Kineto wrote it
 ]
 WRONG_EVENTS = [  # what is wrong, and the words of both readers' refusals
     ({"ts": "soon"}, "Expected `float"),
-    ({"dur": -1.0}, "no begin or no length|length of -1"),
+    ({"dur": -1.0}, "no begin or no length|has no length"),
     ({"ts": None}, "Expected `float|no begin"),
     ({"args": {"correlation": [1]}}, "correlation"),
 ]

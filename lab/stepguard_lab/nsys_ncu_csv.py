@@ -100,6 +100,7 @@ _METRICS: dict[str, tuple[str, ...]] = {
 _NOTHING = "No kernels were profiled"
 _LONG = ("ID", "Metric Name", "Metric Unit", "Metric Value")
 _RAW = "ncu --set detailed --csv --page raw"
+MOST_PCT = 110.0  # a unit is never busier; the sampling of counters may show a little more
 _NO_LAUNCH = "it has no launch: ncu found no kernel of the name asked for"
 _SCALE = {
     **{unit: 1e-3 for unit in ("ns", "nsecond")},
@@ -234,6 +235,12 @@ def _ncu_row(cells: _Cells) -> NcuRow:
     if figures["threads_per_warp"] is None:  # ncu of 2025 has only the two counts
         threads, warps = (_metric(cells, (n,)) for n in ("thread_inst_executed", "inst_executed"))
         figures["threads_per_warp"] = threads / warps if threads and warps else None
+    for key, share in figures.items():
+        if key.endswith("_pct") and share is not None and share > MOST_PCT:
+            raise TraceError(
+                f"{key} is {share:,.0f} %: ncu writes decimal commas in some languages; make it "
+                "with LC_ALL=C"
+            )
     return NcuRow(cells["Kernel Name"][0], *figures.values())
 
 

@@ -5,8 +5,8 @@
     python -m stepguard init my_model:train_step width=64
 
 It writes the files that are missing, commits them, measures once and records. It leaves the files
-that are there as they are, so the command can be given again after any error. A test that init
-itself wrote is replaced as long as its case is not recorded: the first command may have been wrong.
+that are there as they are. If nothing is recorded it takes its commit back, so that the command can
+be given again, or another one.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import shlex
 import subprocess
 import sys
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from stepguard.cli.init_files import (
     FACTORY_TEXT,
     WORKFLOW,
     Wanted,
-    as_written,
+    as_text,
     declaration,
     files_of_case,
     files_of_ci,
@@ -49,11 +48,11 @@ from stepguard.machine.git.revision import current, git, no_commit, run_git, top
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.machine.requirements import require_torch
-from stepguard.storage.baseline_files import files, load
 from stepguard.storage.json_file import replace_file
 
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
+RANKS_OF_A_CORE = 4  # with more, ranks wait for each other all the time
 SUBJECT = "Guard the speed of a step"  # of init's own commit
 
 
@@ -81,23 +80,37 @@ def _init(options: argparse.Namespace) -> int:
             "give the command in a clone on a machine that has one, or guard the counters of a "
             f"small step here: --device {CPU}"
         )
+    again = f"then again: {_again(python)}"
+    # All cheap checks come before anything is written.
+    if problem := no_commit(root):
+        raise ValueError(f"not measured, {problem}; {again}")
     wanted = [*files_of_case(root, case), *(files_of_ci(root, case) if options.ci else [])]
-    _take_back_unrecorded(root, case)
+    paths = [os.path.realpath(file.path) for file in wanted]
     _refuse_other_case(root / test_file(case), case, python)
+    if others := _others(root, case, paths):
+        raise ValueError(f"not measured, there are {uncommitted(others)}; {again}")
     for file in wanted:
         _write(file, root)
-    # All cheap checks come before the measurement, which takes minutes.
-    if problem := no_commit(root) or _commit(root, [file.path for file in wanted]):
-        raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
+    before = git(root, "rev-parse", "HEAD")
+    if problem := _commit(root, paths):
+        raise ValueError(f"not measured, {problem}; {again}")
     if case.loop:
         say(RUNS_AS_IT_IS.format(workload=case.workload))
-    return _record(root, python, test_file(case))
+    status = 1
+    try:
+        status = _record(root, python, test_file(case))
+    finally:
+        if status:
+            _take_back(root, str(before).strip())
+    return status
 
 
 def _wanted_case(options: argparse.Namespace) -> Case:
     """Return the case that is to be guarded. Raises UsageError."""
     params, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
+    if cpu and ranks > (most := RANKS_OF_A_CORE * (os.cpu_count() or 1)):
+        raise UsageError(f"--gpus {ranks}: of a CPU's ranks this machine can run {most} at most")
     several = f"-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else ""
     name = options.name or f"{device}{several}"
     workload, args = script_of(options) if options.script else (options.factory, ())
@@ -137,26 +150,12 @@ def _without_factory(root: Path, python: str) -> int:
     return 0
 
 
-def _take_back_unrecorded(root: Path, case: Case) -> None:
-    """Remove the test of an earlier init whose case differs and was never recorded, so that a
-    corrected command can replace it. Leave a test that somebody changed.
-    """
-    test = root / test_file(case)
-    text = test.read_text() if test.is_file() else ""
-    if declaration(case) in text or not as_written(text, case):
-        return
-    recorded = [content.cases for path in files(root / "baselines") if (content := load(path))]
-    if not any(each.startswith(f"{function_name(case)}[") for cases in recorded for each in cases):
-        test.unlink()
-        say(f"removed {os.path.relpath(test, root)}: its case was never recorded")
-
-
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
     """Raise ValueError if the test file exists without this case: another case would be measured,
     and the file is the user's. White space, which a formatter may have changed, does not count.
     """
     line = declaration(case)
-    text = test.read_text() if test.is_file() else ""
+    text = as_text(test)
     there = "".join(text.split())
     if not there or "".join(line.split()).removesuffix(")") in there:
         return
@@ -177,26 +176,46 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
 def _write(wanted: Wanted, root: Path) -> None:
     """Write a file, or add to it, and say so. Does nothing if the text is there already."""
     path, shown = wanted.path, os.path.relpath(wanted.path, root)
-    there = path.read_text() if path.is_file() else ""
-    if wanted.text.strip() in there:
+    there = as_text(path)
+    lines = "\r\n" if "\r\n" in there else "\n"
+    if wanted.text.strip() in there.replace(lines, "\n"):
         return
     if there and path.suffix in (".py", ".yml"):
         say(f"{shown} is there, and left as it is")
         return
-    glue = "" if not there or there.endswith("\n") else "\n"
-    replace_file(path, f"{there}{glue}{wanted.text if there else wanted.text.lstrip()}".encode())
+    glue = "" if not there or there.endswith("\n") else lines
+    added = wanted.text.replace("\n", lines) if there else wanted.text.lstrip()
+    real = path.resolve()  # a link stays one
+    mode = real.stat().st_mode if there else None
+    replace_file(real, f"{there}{glue}{added}".encode(errors="surrogateescape"))
+    if mode is not None:
+        real.chmod(mode)
     say(f"{'extended' if there else 'wrote'} {shown}: {wanted.why}")
 
 
-def _commit(root: Path, paths: list[Path]) -> str:
-    """Commit these files if nothing else is uncommitted; else return why not."""
+def _others(root: Path, case: Case, paths: list[str]) -> list[str]:
+    """Return the uncommitted files, apart from those at ``paths`` and from what the .gitignore that
+    init writes will name.
+    """
+    top = str(top_of(root))
+    ours = {os.path.relpath(path, top) for path in paths}
+    data = {os.path.relpath(os.path.join(root, path), top) for path in case.data}
+    return [
+        name
+        for name in current(root, root / "baselines").dirty
+        if name not in ours
+        and "__pycache__" not in name.split("/")
+        and not any(f"{name}/".startswith(f"{path}/") for path in data)
+    ]
+
+
+def _commit(root: Path, paths: list[str]) -> str:
+    """Commit these files. Return why that failed; empty if it did not."""
+    top = str(top_of(root))
     dirty = set(current(root, root / "baselines").dirty)
-    names = [os.path.relpath(path, root) for path in paths if path.exists()]
-    top = top_of(root)
-    ours = {name: os.path.relpath(root / name, top) for name in names}
-    if others := sorted(dirty - {*ours.values()}):
-        return f"there are {uncommitted(others)}"
-    if not dirty:
+    new = [path for path in paths if os.path.relpath(path, top) in dirty]
+    names = [os.path.relpath(path, root) for path in new]
+    if not names:
         return ""
     typed = f"git add {shlex.join(names)} && git commit -m {shlex.quote(SUBJECT)}"
     for arguments in (["add", *names], ["commit", "-m", SUBJECT, *names]):
@@ -204,16 +223,20 @@ def _commit(root: Path, paths: list[Path]) -> str:
         if done is None or done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
             return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
-    new = [name for name in names if ours[name] in dirty]
-    say(f"committed {', '.join(new)}: a recording names its commit")
+    say(f"committed {', '.join(names)}: a recording names its commit")
     return ""
 
 
-def _own_commits(root: Path, test: str) -> list[str]:
-    """Return the newest commits of a test up to the first that init did not make, newest first."""
-    log = (git(root, "log", "--format=%h %s", "--", test) or "").splitlines()
-    commits = (line.partition(" ") for line in log)
-    return [own for own, _, _ in takewhile(lambda commit: commit[2] == SUBJECT, commits)]
+def _take_back(root: Path, before: str) -> None:
+    """Take back what init committed on top of the commit ``before``, with its files. Does nothing
+    if it committed nothing, if one of them has changed since then, or if a recording names it:
+    another plugin may have failed the run.
+    """
+    own = git(root, "log", "--format=%s", f"{before}..HEAD")
+    if git(root, "status", "--porcelain", "--", "baselines") != "":
+        return
+    if own == f"{SUBJECT}\n" and git(root, "reset", "--keep", before) is not None:
+        say("init has taken its commit back.")
 
 
 def _record(root: Path, python: str, test: str) -> int:
@@ -225,9 +248,11 @@ def _record(root: Path, python: str, test: str) -> int:
         say("", "pytest does not know these options, since stepguard is not installed. Install it:")
         say(f"  {python} -m pip install {clone}", "Then run init again.")
     elif status:
-        say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
-        if own := _own_commits(root, test):
-            say("To take back what init committed:", f"  git revert --no-edit {' '.join(own)}")
+        front = "Mend what is told above, commit, then again:"
+        if status == PYTEST_USAGE:
+            front = "pytest refused to start: mend what it says. An option that it does not know "
+            front += "is of the project's addopts: install its plugin. Then again:"
+        say("", front, f"  {_again(python)}")
     if status:
         return 1
     say("")

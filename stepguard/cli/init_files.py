@@ -113,10 +113,12 @@ class Wanted:
     text: str
     why: str
 
-    @property
-    def alone(self) -> bool:
-        """Tell whether an earlier call wrote the file but did not commit it."""
-        return self.path.is_file() and self.path.read_text() == self.text
+
+def as_text(path: Path) -> str:
+    """Return a file's text with its own line ends, whatever its encoding; empty without the file.
+    Encode it with "surrogateescape", too.
+    """
+    return path.read_bytes().decode(errors="surrogateescape") if path.is_file() else ""
 
 
 def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
@@ -124,10 +126,20 @@ def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
     yield Wanted(root / test_file(case), _file_text(case), "what is guarded")
     if settings := _settings(root):
         yield settings
-    why = "Python's caches would make the tree dirty"
-    ignored = Wanted(root / ".gitignore", "__pycache__/\n", why)
-    if ignored.alone or git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
-        yield ignored
+    data = map(os.path.normpath, case.data)
+    names = [f"/{path}" for path in data if _shows(root, path)]
+    if git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
+        names.insert(0, "__pycache__/")
+    if names:
+        why = "what would make the tree dirty"
+        yield Wanted(root / ".gitignore", "".join(f"{name}\n" for name in names), why)
+
+
+def _shows(root: Path, path: str) -> bool:
+    """Tell whether git shows files in a folder of data, or the file itself, as untracked."""
+    return not path.startswith("..") and bool(
+        git(root, "ls-files", "--others", "--directory", "--exclude-standard", "--", path)
+    )
 
 
 def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
@@ -135,7 +147,7 @@ def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
     yield _workflow(root, case)
     places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
     path = next(filter(Path.is_file, places), places[0])
-    known = path.read_text().splitlines() if path.is_file() else []
+    known = as_text(path).splitlines()
     owned = {line.split()[0] for line in known if line.split()}
     # Also settings files that do not exist: pytest might read a new one in place of today's.
     settings = (*OWN_FILES, "pyproject.toml", "setup.cfg", "tox.ini")
@@ -152,16 +164,6 @@ def test_file(case: Case) -> str:
 
 def _file_text(case: Case) -> str:
     return DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
-
-
-def as_written(text: str, case: Case) -> bool:
-    """Tell whether a test's text is what init writes for a case of the same workload. The case's
-    other fields may differ.
-    """
-    expected, lines = _file_text(case).splitlines(), text.splitlines()
-    differ = [line for line, wanted in zip(lines, expected, strict=False) if line != wanted]
-    front = ("from stepguard import Case", "    Case(")
-    return len(lines) == len(expected) and all(line.startswith(front) for line in differ)
 
 
 def test_text(case: Case, test: str) -> str:
@@ -210,8 +212,6 @@ def _settings(root: Path) -> Wanted | None:
     """
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
-    if own.alone:
-        return own
     if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
         return None
     if (root / "pyproject.toml").is_file():

@@ -63,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         complain(error)
         return 2
-    except (FileError, LauncherError, MachineError, TreeError, ValueError) as error:
+    except BrokenPipeError:  # see __main__.py
+        raise
+    except (FileError, LauncherError, MachineError, OSError, TreeError, ValueError) as error:
         complain(error)
         return 1
     except KeyboardInterrupt:
@@ -90,8 +92,9 @@ def every_command(first: str = "") -> Iterator[ModuleType]:
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     """Give a command's help the text and the examples of its module, unless its parser has a
-    description.
+    description. Let it take whole options only: --gpu 2 would be --gpus 2.
     """
+    parser.allow_abbrev = False
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     text = parser.description or text.partition(": ")[2]
     parser.description = "\n\n".join(_block(paragraph) for paragraph in text.strip().split("\n\n"))

@@ -104,8 +104,11 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
     """Return the parameters without the device, and the device: that of the parameters, else that
-    of --device, else a GPU if the machine has one.
+    of --device, else a GPU if the machine has one. Raises UsageError for malformed ones, and for a
+    number of ranks that is none.
     """
+    if options.gpus is not None and options.gpus < 1:
+        raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     params = parse_params(options.params)
     device = params.pop("device", None) or options.device
     return params, str(device or (GPU if visible_gpus() else CPU))
@@ -118,8 +121,6 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
     Raises UsageError if there can be no such case.
     """
     params, device = parameters(options)
-    if options.gpus is not None and options.gpus < 1:
-        raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
         if getattr(options, "script", ()):
             path, arguments = script_of(options)

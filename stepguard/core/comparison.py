@@ -46,6 +46,7 @@ class Comparison:
     # Disturbed pairs: their blocks are out of line, or a side compiled. Other pairs replaced them.
     # They are kept for the record.
     again: tuple[LaunchPair, ...] = ()
+    python: str = ""  # the other side's interpreter, as it was asked for; empty: HEAD's own
     schema: int = SCHEMA
 
     @property
@@ -64,7 +65,8 @@ class Comparison:
         noise.
         """
         # The base is a checkout of its own and never dirty.
-        return self.head.commit == self.base.commit and not self.head.dirty
+        same = self.head.commit == self.base.commit and not self.head.dirty
+        return same and not self.python
 
     @property
     def pairs(self) -> int:
@@ -78,6 +80,11 @@ class Comparison:
     def paired_launches(self) -> list[tuple[Launch, Launch]]:
         """Return each complete pair's launches, of HEAD and of the base."""
         return list(zip(self.head.launches, self.base.launches, strict=False))
+
+
+def other_side(rev: str, python: str) -> str:
+    """Return what a case is compared with, as it was asked for: a revision, an interpreter."""
+    return f"{rev or 'this tree'} under {python}" if python else rev
 
 
 def judged(case: Case) -> tuple[str, ...]:

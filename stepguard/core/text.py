@@ -19,15 +19,16 @@ _MARKUP = re.compile(
 # The most that a failure shows of its sentence, and of a traceback or a rank's last output.
 MESSAGE_CHARACTERS = 2_000
 DETAIL_CHARACTERS = 20_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def printable(text: object) -> str:
     """Return the text as one line of visible characters.
 
-    Control, format and other invisible characters become escapes, and a line break becomes "\\n". A
-    command for a CI log is broken up by a blank.
+    Control, format and other invisible characters become escapes, and a line break becomes "\\n".
+    Colours are left out. A command for a CI log is broken up by a blank.
     """
-    shown = str(text)
+    shown = _COLOUR.sub("", str(text))
     if not shown.isprintable():
         shown = "".join(
             c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")

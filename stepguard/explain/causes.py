@@ -136,10 +136,14 @@ def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
 
 
 def _common(before: Profile, after: Profile) -> float:
-    """Return the share of the kernels' time in classes that both sides have."""
+    """Return the share of the kernels' time in classes that both sides have. The same program on a
+    slower GPU has the same shares.
+    """
     old, new = by_class(before), by_class(after)
-    most = max(sum(old.values()), sum(new.values()))
-    return sum(min(us, new.get(kind, 0.0)) for kind, us in old.items()) / most if most else 1.0
+    whole, now_whole = sum(old.values()), sum(new.values())
+    if not (whole and now_whole):
+        return float(whole == now_whole)
+    return sum(min(us / whole, new.get(kind, 0.0) / now_whole) for kind, us in old.items())
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:

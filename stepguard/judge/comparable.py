@@ -23,6 +23,7 @@ from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new
 _OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
+_VERSIONS = ("torch", "python", "cuda", "cudnn", "nccl", "triton")
 UNSET = "unset"  # stands for a value that one side lacks
 _VARIABLES = "environment"  # the key for the variables that change what runs, in software_key()
 
@@ -83,6 +84,19 @@ def conditions_of(evidence: Evidence) -> Conditions:
         return {Tag.CASE: case}
     of_machine = _of(evidence.fingerprint, evidence.software_key())
     return {Tag.CASE: case, **of_machine, **_steps(evidence.counted.after_steps)}
+
+
+def between_environments(then: Fingerprint, now: Fingerprint) -> tuple[Mismatch, ...]:
+    """Return what differs between two environments on one machine: versions, and variables that may
+    change what runs.
+    """
+    return comparable(*map(_environment, (then, now)))
+
+
+def _environment(of: Fingerprint) -> Conditions:
+    own = {name: version for name in _VERSIONS if (version := getattr(of, name))}
+    others = {name: version for name, version in of.libraries.items() if name not in own}
+    return {Tag.SOFTWARE: own, Tag.ENVIRONMENT: of.environment, Tag.LIBRARIES: others}
 
 
 def conditions_recorded(recording: Recording) -> Conditions:

@@ -30,7 +30,8 @@ from stepguard.core.text import revision, short_hash
 from stepguard.judge.waiver_rules import effect_of
 
 # Options that change what judges. Settings may have them left over from another day.
-_JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
+_PYTHON = "--perf-against-python"
+_JUDGING = ("--perf-against", _PYTHON, "--perf-base", "--perf-baselines")
 _BUDGET = "--perf-budget"
 _NONE = "no variable that steers"
 _DIFFERENCES = tuple(name for name, metric in METRICS.items() if metric.kind == "difference")
@@ -175,7 +176,14 @@ def _judges_by_settings(document: RunDocument, base: Base) -> Iterator[Words]:
     yield from _from_settings(document, (*_JUDGING, _BUDGET) if less else _JUDGING)
 
 
+def _against_python(document: RunDocument, base: Base) -> Iterator[Words]:
+    if python := document.options.perf.get(_PYTHON):
+        yield {"option": f"{_PYTHON}={python}"}
+
+
 def _against_itself(document: RunDocument, base: Base) -> Iterator[Words]:
+    if _PYTHON in document.options.perf:
+        return
     if document.against and document.results and document.base_commit in ("", document.commit):
         yield {"against": document.against}
 
@@ -353,6 +361,13 @@ CONDITIONS = (
         "{option} comes from settings or PYTEST_ADDOPTS, and changes what judges",
         "say it in the command itself",
         _judges_by_settings,
+    ),
+    Condition(
+        "one environment judges",
+        _C.OTHER_ENVIRONMENT,
+        "{option} compares two environments, where work and amounts only explain",
+        "leave it out",
+        _against_python,
     ),
     Condition(
         "another revision judges, in pairs",

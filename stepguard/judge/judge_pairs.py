@@ -40,7 +40,14 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding
 from stepguard.explain.causes import explain
-from stepguard.judge.comparable import Tag, comparable, conditions_of
+from stepguard.judge.comparable import (
+    Mismatch,
+    Tag,
+    between_environments,
+    changed,
+    comparable,
+    conditions_of,
+)
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_numbers import compare_numbers, known_equal
 from stepguard.judge.compare_profiles import straggler
@@ -139,7 +146,7 @@ def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     """Return the counters that fail before the time is asked."""
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    return tuple(metric for metric in moved if metric.decides)
+    return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
 
 
 def _time_explains(comparison: Comparison) -> bool:
@@ -201,6 +208,9 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     new: tuple[float, ...]
     for name in WORK:
         if name not in now or name not in then:
+            continue
+        # Other software may count the same step otherwise, and its FLOPs only explain.
+        if name == FLOPS and other_software(comparison):
             continue
         if now[name] != then[name]:
             old, new = (then[name],), (now[name],)
@@ -267,7 +277,7 @@ def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     head, base = sides
     now, then, decided = summarise(head), summarise(base), decision(comparison)
     judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
-    moved = moved_counters(now, [then], head.gates)
+    moved = [beside_software(one, comparison) for one in moved_counters(now, [then], head.gates)]
     beside = (beside_time(one, judged_time) for one in moved)
     beside = (one for one in beside if timed or one.status is Status.CHANGED)
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
@@ -289,7 +299,8 @@ def _compared(comparison: Comparison) -> Findings:
         if name in values
     ]
     status = _shown_by_time(comparison, decided)
-    metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
+    fallen = [beside_software(metric, comparison) for metric in with_fallen(compared)]
+    metrics = tuple(beside_time(metric, status) for metric in fallen)
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison, decided))
 
@@ -309,7 +320,31 @@ def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status |
 def _findings(
     comparison: Comparison, metrics: tuple[MetricVerdict, ...], **others: Any
 ) -> Findings:
-    return Findings(comparison.head.case_id, metrics, against=comparison.named, **others)
+    return Findings(
+        comparison.head.case_id,
+        metrics,
+        against=comparison.named,
+        libraries=_environments(comparison),
+        **others,
+    )
+
+
+def _environments(comparison: Comparison) -> str:
+    """Return what differs between two environments, in words; empty if the sides share one."""
+    if not comparison.python or not (comparison.head.fingerprint and comparison.base.fingerprint):
+        return ""
+    return changed(other_software(comparison)).text or "no version and no variable differs"
+
+
+def other_software(comparison: Comparison) -> tuple[Mismatch, ...]:
+    """Return what is known to differ between the environments of the sides; empty if they share
+    one, or if one is not known.
+    """
+    sides = comparison.base.fingerprint, comparison.head.fingerprint
+    if not comparison.python or None in sides:
+        return ()
+    then, now = (side for side in sides if side)
+    return between_environments(then, now)
 
 
 def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, Any]:
@@ -327,6 +362,17 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
         "explanation": explain(before, after, judged, lines) if before and after else None,
         "straggler": None if other else straggler(*ranks),
     }
+
+
+def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerdict:
+    """Return work or an amount that moved as a notice if the sides' software differs: another torch
+    has other operators. So it explains the time, and does not decide.
+    """
+    moved = metric.status in (Status.CHANGED, Status.FASTER)
+    explains = moved and metric.role in ("work", "amount") and other_software(comparison)
+    if not explains:
+        return metric
+    return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
 
 
 def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:

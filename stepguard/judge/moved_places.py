@@ -3,7 +3,8 @@
 A headline names the first place. Lines that the change touched come first: if an unchanged line
 calls more, its cause is another line. In both groups the highest count comes first. A line was
 touched if the other side has no line of that text in that function. If a function is unchanged and
-called more often, the caller that calls it more often is named, too.
+called more often, the caller that calls it more often is named, too: the nearest line that is new,
+else the nearest one.
 """
 
 import re
@@ -169,7 +170,8 @@ def _moved_operators(
 
     def order(site: Site) -> tuple[bool, bool, bool, int, int]:
         fell = rose and site.count < 0 and is_view(site.what)
-        return fell, not touched(site), bool(site.phase), number[site.what], -abs(site.count)
+        own = touched(site) or site.count > 0 and _new_caller(site, now, past)[1]
+        return fell, not own, bool(site.phase), number[site.what], -abs(site.count)
 
     return tuple(_with_library(sorted(moved_lines, key=order), now))
 
@@ -343,7 +345,9 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
     before = {site.key[1:4] for site in past.operator_sites()}
     return tuple(
         replace(site, caller=caller)
-        if site.key[1:4] in before and site.count > 0 and (caller := _new_caller(site, now, past))
+        if site.key[1:4] in before
+        and site.count > 0
+        and (caller := _new_caller(site, now, past)[0])
         else site
         for site in sites
     )
@@ -360,15 +364,28 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     return bare_callers
 
 
-def _new_caller(site: Site, now: Recording, past: Recording) -> str:
-    """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)".
-    Empty if there is none, or if the former callers are unknown.
+def _new_caller(site: Site, now: Recording, past: Recording) -> tuple[str, bool]:
+    """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)", and
+    whether its line is new. A new line that calls the function through others goes before an old
+    one that calls it itself. Empty if there is none, or if the former callers are unknown.
     """
-    function = f"{site.file} {site.function}"
-    new, old = ((side.callers or {}).get(function, {}) for side in (now, past))
-    if not old:
-        return ""
-    known = without_lines({function: old})[function]
-    rises = {name: count - known.get(_LINE_NUMBER.sub("", name), 0) for name, count in new.items()}
-    most = max(rises, key=lambda name: rises[name], default="")
-    return f"{most.partition('): ')[0]})" if most and rises[most] > 0 else ""
+    function, first, seen = f"{site.file} {site.function}", "", set[str]()
+    while function not in seen:
+        seen.add(function)
+        new, old = ((side.callers or {}).get(function, {}) for side in (now, past))
+        known = without_lines({function: old})[function] if old else {}
+        bare = {name: _LINE_NUMBER.sub("", name) for name in new}
+        rises = {name: new[name] - known.get(bare[name], 0) for name in new}
+        most = max(new, key=lambda name: (bare[name] not in known, rises[name]), default="")
+        # Of several old lines none is known to call what calls the function more often.
+        if not (old and most) or (rises[most] <= 0 and not first):
+            break
+        caller = f"{most.partition('): ')[0]})"
+        if bare[most] not in known:
+            return caller, True
+        if first and len(new) > 1:
+            break
+        first = first or caller
+        name, _, where = caller.partition(" (")
+        function = f"{where.rpartition(':')[0]} {name}"
+    return first, False

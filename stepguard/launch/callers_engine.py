@@ -13,12 +13,12 @@ from pathlib import Path
 ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
-def command(module: str) -> list[str]:
-    """Return the command that runs a module of the engine. With -P Python does not put the working
-    directory first on the import path. PYTHONSAFEPATH would do the same, but a workload's scripts
-    would inherit it.
+def command(module: str, python: str = sys.executable) -> list[str]:
+    """Return the command that runs a module of the engine with an interpreter. With -P that does
+    not put the working directory first on the import path. PYTHONSAFEPATH would do the same, but a
+    workload's scripts would inherit it.
     """
-    return [sys.executable, "-P", "-m", module]
+    return [python, "-P", "-m", module]
 
 
 def caches(folder: Path) -> dict[str, str]:

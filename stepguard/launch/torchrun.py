@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ class LaunchSpec:
     cache: Path  # compile caches, shared by the launches of a checkout
     label: str  # "launch 2"
     time_limit_s: float
+    python: str = sys.executable  # the interpreter that runs it
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
@@ -76,7 +78,8 @@ def start(
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
-    command = [*callers_engine.command("stepguard.worker.agent"), json.dumps(keywords)]
+    agent = callers_engine.command("stepguard.worker.agent", spec.python)
+    command = [*agent, json.dumps(keywords)]
     own = launch_environment(spec, token, scratch, environment) | _network(part, scratch)
     return spawn(command, spec, own, folder / "agent.log")
 
@@ -116,6 +119,14 @@ def launch_environment(
 ) -> dict[str, str]:
     """Return the environment of a launch's processes on one node."""
     env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    foreign = spec.forbidden
+    if spec.python != sys.executable:
+        # The engine may be installed beside this interpreter's packages.
+        foreign = (*foreign, callers_engine.ENGINE.parent)
+        # As when the environment is activated: compilers and tools of a package are found by PATH.
+        bin_folder = os.path.dirname(spec.python)
+        env |= {"PATH": os.pathsep.join(filter(None, (bin_folder, env.get("PATH", ""))))}
+        env |= {"VIRTUAL_ENV": os.path.dirname(bin_folder)} if "VIRTUAL_ENV" in env else {}
     tree = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
     env |= {
         "STEPGUARD_TOKEN": token,
@@ -128,7 +139,7 @@ def launch_environment(
         # The scratch folder is removed at the end, with what a killed process left in it.
         "TMPDIR": str(scratch),
         "PYTHONPATH": callers_engine.import_path(
-            scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
+            scratch / "engine", spec.root, env.get("PYTHONPATH", ""), foreign
         ),
         "PYTHONUNBUFFERED": "1",
         # torch finds built extensions by name alone. A process that waits while another one builds

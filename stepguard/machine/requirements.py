@@ -2,6 +2,7 @@
 commands.
 """
 
+import contextlib
 import shlex
 import tomllib
 from collections.abc import Iterable
@@ -44,15 +45,24 @@ def _parsed(lines: Iterable[str]) -> list[Requirement]:
 
 def unmet(wanted: Requirement) -> str:
     """Return what is wrong with a package here, and the command that mends it; empty if nothing."""
-    mend = as_typed(f"pip install '{wanted.name}{wanted.specifier}'")
-    try:
+    version = None
+    with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version(wanted.name)
-    except metadata.PackageNotFoundError:
-        return f"{wanted.name} is not installed; install it with: {mend}"
+    problem = lacks(wanted, version)
+    mend = as_typed(f"pip install '{wanted.name}{wanted.specifier}'")
+    return f"{problem}; install it with: {mend}" if problem else ""
+
+
+def lacks(wanted: Requirement, version: str | None) -> str:
+    """Return what is wrong with the installed version of a package; empty if nothing. None: it is
+    not installed.
+    """
+    if version is None:
+        return f"{wanted.name} is not installed"
     # By default a specifier excludes every pre-release, however new.
     if wanted.specifier.contains(version, prereleases=True):
         return ""
-    return f"{wanted.name} {version} is installed, {wanted} is needed; install it with: {mend}"
+    return f"{wanted.name} {version} is installed, {wanted} is needed"
 
 
 def require_torch() -> None:

@@ -1,13 +1,14 @@
-"""Measure HEAD's tree beside another revision's: on request, or to answer an alarm of recordings:
-did the code or the machine change?
+"""Measure HEAD's tree beside another revision's, or beside itself under another interpreter: on
+request, or to answer an alarm of recordings: did the code or the machine change?
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import Comparison, other_side
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
@@ -17,37 +18,55 @@ from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of
+from stepguard.machine.other_python import Pythons
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.driver import Pairing, measure
 from stepguard.measure.start_ahead import Ahead
 
 
+@dataclass(frozen=True)
+class Other:
+    """What a run is compared with in pairs: another tree, another interpreter, or both."""
+
+    tree: Tree | None = None  # None: HEAD's own, as it is
+    pythons: Pythons | None = None  # the running one and the other one; None: both sides' is this
+    cache: Path | None = None  # compile caches of the other interpreter
+
+
 def measure_beside(
     case: Case,
     bench: Bench,
-    tree: Tree,
+    other: Other,
     asked: Question,
     progress: Progress,
     keep: Callable[[Comparison], object],
     alpha: float = ALPHA,
     budget_s: float = inf,
 ) -> Comparison:
-    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
-    share(tree, bench.root, case.data)
-    files = differing(tree.base, tree.commit, tree.base / "baselines")
-    if files is None:  # git does not say: all may differ
-        files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
-    bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
-    head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
-    base = replace(
-        bench,
-        root=tree.root,
-        folder=bench.folder / "base",
-        revision=Revision(tree.commit),
-        own=tree.top,
-        forbidden=(tree.base,),
-    )
-    beside = Pairing(base, tree.rev, alpha, budget_s)
+    """Measure pairs of HEAD's side (``bench``) and the ``other`` one, and return them."""
+    head, base = (replace(bench, folder=bench.folder / side) for side in ("head", "base"))
+    if tree := other.tree:
+        share(tree, bench.root, case.data)
+        files = differing(tree.base, tree.commit, tree.base / "baselines")
+        if files is None:  # git does not say: all may differ
+            files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
+        changed = changed_modules((tree.base, tree.top), files)
+        head = replace(head, own=tree.base, forbidden=(tree.top,), changed=changed)
+        base = replace(
+            base,
+            root=tree.root,
+            revision=Revision(tree.commit),
+            own=tree.top,
+            forbidden=(tree.base,),
+            changed=changed,
+        )
+    python = ""
+    if other.pythons:
+        mine, theirs = other.pythons
+        python, head = theirs.asked, replace(head, python=mine)
+        base = replace(base, python=theirs, cache=other.cache or base.cache)
+    against = other_side(tree.rev if tree else "", python)
+    beside = Pairing(base, against, alpha, budget_s)
     pairs = measure(case, head, asked, progress, beside, keep).pairs
     assert pairs is not None, "two trees are compared in pairs"
     return pairs
@@ -83,7 +102,7 @@ def answer_alarm(
             pairs = measure_beside(
                 times,
                 alone,
-                tree,
+                Other(tree),
                 asked,
                 lambda text: progress(f"{front}: {text}"),
                 keep,

@@ -6,6 +6,7 @@ driver.py decides which launches there are, and what they run.
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.machine.other_python import Python
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
@@ -90,6 +92,8 @@ class Bench:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
     # Names of the modules whose files differ between the two trees of a comparison.
     changed: frozenset[str] = frozenset()
+    # Of pairs in two environments: the interpreter of this side. None: the running one's.
+    python: Python | None = None
     ahead: Ahead = field(default_factory=Ahead, compare=False)  # launches of the next case
     # The launches' environment. By default it is this process' own, as it is when a launch starts.
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
@@ -138,6 +142,7 @@ def launch_spec(case: Case, bench: Bench, label: str) -> LaunchSpec:
         cache=bench.cache,
         label=label,
         time_limit_s=case.time_limit_s,
+        python=bench.python.executable if bench.python else sys.executable,
         own=bench.own,
         forbidden=bench.forbidden,
         launcher=launcher.command if launcher else (),
@@ -314,9 +319,12 @@ class CaseWorkers:
     def evidence(self, **measured: Any) -> Evidence:
         """Return what was measured, with case, tree, machine and counts."""
         if self._ranks:
-            first = self._ranks[0]
+            first, python = self._ranks[0], self._bench.python
+            fingerprint = fingerprint_of(first, self._bench.gpus)
+            if python:
+                fingerprint = replace(fingerprint, libraries=python.versions(first))
             measured |= {
-                "fingerprint": fingerprint_of(first, self._bench.gpus),
+                "fingerprint": fingerprint,
                 "tokens_per_step": sum(rank.tokens_per_step for rank in self._ranks),
                 "flops_per_step": sum(rank.flops_per_step for rank in self._ranks),
                 "floor_flops_per_step": first.floor_flops_per_step,

@@ -57,7 +57,7 @@ class Pairing:
     """How a case is compared with another tree, in pairs."""
 
     bench: Bench  # of the other tree
-    against: str  # its revision, as it was asked for
+    against: str  # its revision and its interpreter, as they were asked for
     alpha: float = ALPHA  # the case's level, given the number of cases in its run
     budget_s: float = inf  # for all pairs; no pair begins after it, except for the first
 
@@ -192,6 +192,7 @@ class Driver:
             together=self._state.together,
             out_of_time=self._late,
             again=self._pairs.replaced,
+            python=python.asked if (python := self._beside.bench.python) else "",
         )
         return replace(self._asked, pairs=pairs)
 

@@ -28,7 +28,8 @@ from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.measure.beside_base import answer_alarm, measure_beside
+from stepguard.machine.other_python import Pythons
+from stepguard.measure.beside_base import Other, answer_alarm, measure_beside
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.driver import ask_ranks, measure
@@ -97,11 +98,12 @@ class Suite:
     arguments: list[str]  # of the command that was typed
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
-    alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA
+    alpha: float = ALPHA  # level of each case that pairs judge; pairs of an alarm have ALPHA
     # What is measured may be recorded. So all that is planned is measured, also once it is certain
     # that nothing moved.
     records: bool = True
     tree: Tree | None = None  # of the revision that judges every case in place of the baselines
+    pythons: Pythons | None = None  # the running interpreter, and the one that judges every case
     launcher: Launcher | None = None
     base: str = ""  # the branch that HEAD is merged into; empty: the main branch
     base_baselines: Path | None = None  # that branch's baselines; they judge, not the tree's own
@@ -122,6 +124,17 @@ class Suite:
             launcher=self.launcher,
             environment=self.environment,
         )
+        self._other, self._other_cache = Other(self.tree, self.pythons), self._cache
+        if self.pythons:
+            # Compilers find what they wrote by code and versions. A package that was patched has
+            # the same version.
+            self._other_cache = CompileCache(self.pythons[1].beside(self._store.cache))
+            self._other = replace(self._other, cache=self._other_cache.folder)
+
+    @property
+    def in_pairs(self) -> bool:
+        """Tell whether another tree or interpreter judges, not the baselines."""
+        return bool(self.tree or self.pythons)
 
     @property
     def revision(self) -> Revision:
@@ -146,9 +159,7 @@ class Suite:
         return result
 
     def _measure(self, case: Case, progress: Progress) -> Result:
-        if self.tree is None:
-            return self._screen(case, progress)
-        return self._compare(case, self.tree, progress)
+        return (self._compare if self.in_pairs else self._screen)(case, progress)
 
     def _without_cache(self, failed: Result, progress: Progress, file: str) -> Result:
         """Set the compile cache aside, since a failure names ``file`` of it, and measure the case
@@ -179,10 +190,11 @@ class Suite:
 
     def close(self) -> None:
         """End the launches that were started for a next case that did not come. Let another run use
-        the compile cache.
+        the compile caches.
         """
         self._bench.ahead.close()
         self._cache.close()
+        self._other_cache.close()
 
     def ask(self, case: Case, progress: Progress, function: str, **arguments: Any) -> Answers:
         """Return what a function returns in each of the case's ranks (measure/driver.py). Nothing
@@ -194,8 +206,8 @@ class Suite:
         """Return how many seconds a case may take if its pairs go on until they decide. None if the
         budget does not limit the case.
         """
-        in_pairs = self.tree is not None and JUDGED_TIME in judged(case)
-        return self.budget.share_s() if in_pairs else None
+        timed = self.in_pairs and JUDGED_TIME in judged(case)
+        return self.budget.share_s() if timed else None
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
@@ -233,18 +245,19 @@ class Suite:
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, judge(asked), evidence_path, path, comparison, judged_by)
 
-    def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
-        """Judge a case by pairs with the other revision's tree. No stored baseline counts."""
+    def _compare(self, case: Case, progress: Progress) -> Result:
+        """Judge a case by pairs with the other side. No stored baseline counts."""
         path, _ = self._known(case)
         revision = self._bench.revision
         # Of a commit with itself all pairs are wanted: they show the machine's noise.
-        everything = tree.commit == revision.commit and not revision.dirty
+        itself = self.tree is not None and self.tree.commit == revision.commit
+        everything = itself and not revision.dirty and not self.pythons
         asked = Question(permissions=self.permissions, today=today(), everything=everything)
         with self.budget.charged():
             pairs = measure_beside(
                 case,
                 self._bench,
-                tree,
+                self._other,
                 asked,
                 progress,
                 lambda so_far: self._keep_pairs(case, so_far),

@@ -29,6 +29,11 @@ TEXTS = {
         "REV",
         "judge against this branch, tag or commit, measured beside the tree as it is",
     ),
+    "--perf-against-python": (
+        "PYTHON",
+        "judge against this interpreter with its packages, measured beside the one that runs; of "
+        "the same tree, or of that of --perf-against",
+    ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
     "--perf-report": (
         "PATH",

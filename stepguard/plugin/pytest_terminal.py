@@ -14,8 +14,6 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (
-    GUESS_S,
-    PAIRS_GUESS_S,
     Display,
     ProgressLine,
     columns,
@@ -24,15 +22,14 @@ from stepguard.report.progress_line import (
 
 
 def progress_line(
-    config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
+    config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float]
 ) -> ProgressLine:
     """Return the run's line on pytest's terminal. ``last_s`` is how long each case took last time,
-    in seconds. ``pairs`` says that the cases are measured in pairs.
+    in seconds.
     """
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
-    guess_s = PAIRS_GUESS_S if pairs else GUESS_S
-    return ProgressLine(display, config.option.verbose > 0, devices, last_s, guess_s)
+    return ProgressLine(display, config.option.verbose > 0, devices, last_s)
 
 
 def _display(config: pytest.Config, reporter: Any) -> Display:

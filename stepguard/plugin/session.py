@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import judged
+from stepguard.core.comparison import judged, other_side
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
@@ -38,6 +38,7 @@ from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
+from stepguard.machine.other_python import Pythons, survey_both
 from stepguard.machine.requirements import require_torch
 from stepguard.measure.suite import Budget, Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
@@ -107,6 +108,9 @@ class PerfSession:
         self._launcher: Launcher | None = None
         self._suite: Suite | None = None
         self._tree: Tree | None = None
+        self._pythons: Pythons | None = None  # the running one, and the other side's
+        python = config.option.perf_against_python or ""
+        self._against = other_side(config.option.perf_against or "", python)
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
         self._reported = ReportedCauses()
@@ -133,7 +137,7 @@ class PerfSession:
         if not self.selection.asked or self._config.get_verbosity() < 0:
             return []
         folder = self._commands.relative(self._baselines)
-        line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
+        line = machine_and_judge(self._gpus, folder, self._against)
         base = self._base.lines() if self._base else ()
         return [f"stepguard: {line}", *(f"stepguard: {text}" for text in base)]
 
@@ -191,11 +195,15 @@ class PerfSession:
         if rev := option.perf_against:
             with usage_errors(f"--perf-against={rev}: "):
                 resolve(self._root, rev)
+        if python := option.perf_against_python:
+            with usage_errors(f"--perf-against-python={python}: "):
+                variables = inherited.STARTED.variables
+                self._pythons = survey_both(python, self._commands.folder, self._root, variables)
         for name, path in self._documents.items():
             if problem := output_files.unwritable(self._commands.folder / path):
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
         if self.recorder.records:
-            if option.perf_against or base_branch(self._config)[0]:
+            if self._against or base_branch(self._config)[0]:
                 raise pytest.UsageError(
                     "a run that records is judged by its own baselines: record without "
                     "--perf-against, and without --perf-base or a base that CI names"
@@ -226,6 +234,11 @@ class PerfSession:
         # A launcher starts processes on every node. A listing and cases of one rank need none.
         if text is not None and several and self._checked and not self._option.collectonly:
             with usage_errors(f"{LAUNCHER}={text}: "):
+                if self._pythons:
+                    raise LauncherError(
+                        "the interpreter of --perf-against-python runs on this node alone; name "
+                        f"cases of one rank, or unset {LAUNCHER}"
+                    )
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
@@ -294,15 +307,16 @@ class PerfSession:
                 records=self.recorder.records,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
+                pythons=self._pythons,
                 launcher=self._launcher,
                 base=self._base.name if self._base else "",
                 base_baselines=self._base.folder if self._base else None,
                 environment=inherited.STARTED.variables,
             )
             self._stack.callback(self._suite.close)
-            pairs = self._tree is not None
+            pairs = self._suite.in_pairs
             last_s = Store(self._root).last_wall_s(self._cases, pairs)
-            self._line = progress_line(self._config, self._cases, last_s, pairs)
+            self._line = progress_line(self._config, self._cases, last_s)
         return self._suite, self._line
 
     def saw(self, item: pytest.Item, skipped: bool, why: str) -> None:
@@ -390,16 +404,18 @@ class PerfSession:
         with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
         revision = self.guard.began or (self._suite.revision if self._suite else None)
+        revision = revision or current(self._root, self._baselines)
+        own = revision.commit if self._pythons else ""
         return run_document(
             self._config,
             exitstatus,
             self._commands,
             began=self._began,
-            revision=revision or current(self._root, self._baselines),
+            revision=revision,
             gpus=gpus,
             baselines=self._baselines,
-            against=self._option.perf_against or "",
-            base_commit=self._tree.commit if self._tree else "",
+            against=self._against,
+            base_commit=self._tree.commit if self._tree else own,
             base=self._base.name if self._base else "",
             base_changes=list(self._base.changes) if self._base else [],
             baselines_dirty=self.guard.baselines_dirty,

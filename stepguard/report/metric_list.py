@@ -5,6 +5,7 @@ from functools import partial
 
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import (
+    COLLECTIVES,
     METRICS,
     OPERATORS,
     UNWANTED,
@@ -22,6 +23,7 @@ from stepguard.storage.accept_recording import Accepted, Action
 
 MOVES = 9  # lines of a case; ten with accepted_line() above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
+ALONE = "  Its ranks exchange nothing: each of them trains a copy of its own."
 PLACES = 3  # of a metric that is recorded as normal, or only informs
 
 
@@ -58,11 +60,14 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return the metrics of UNWANTED that are now recorded as normal.
+    If nothing was compared, return the metrics of UNWANTED that are now recorded as normal, and
+    whether ranks exchange nothing.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
-        return [_normal(one) for one in done.moved if one.metric in UNWANTED and one.new]
+        alone = [ALONE for one in done.moved if one.metric == COLLECTIVES and not one.new]
+        unwanted = (one for one in done.moved if one.metric in UNWANTED and one.new)
+        return [*map(_normal, unwanted), *alone]
     lines = [
         # If the sum did not move, the parts that moved follow.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")

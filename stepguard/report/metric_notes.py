@@ -52,7 +52,7 @@ def note(metric: MetricVerdict) -> str:
         said, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
         return f"{within}{said.interval} over {said.pairs} pairs, each at least {times} times"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
-        by = metric.pairs.decision.interval
+        by = f"the kernels alone {metric.pairs.decision.interval}"
         return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"
     if metric.pairs:
         return within + pairs_text(metric.pairs)

@@ -176,7 +176,10 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.reason is Reason.UNDECIDED:
         return _what_decides(verdict, commands)
     if verdict.status is Status.NOT_COMPARABLE:
-        return ["choose a revision that can, or leave out --perf-against: then the baseline judges"]
+        return [
+            "choose a revision or an interpreter that can, or leave out --perf-against: then the "
+            "baseline judges"
+        ]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 
 

@@ -1,4 +1,4 @@
-"""The progress line: what runs, for how long, and how much time is left.
+"""The progress line: what runs, for how long, and how much time is left if that is known.
 
 On a terminal one line is rewritten in place, at least once a second while the engine waits for
 ranks, and removed when the case is over. The text that was there before stays, and the cursor
@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TextIO
 
-from stepguard.core.device import CPU, GPU
 from stepguard.core.text import printable, shortened
 
-# Expected seconds of a case, alone and in pairs with another tree, as long as no case has run here.
-GUESS_S = {GPU: 65.0, CPU: 20.0}
-PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
 LOG_S = 30.0
 CLEAR = "\x1b[K"  # to the end of the line
@@ -45,9 +41,7 @@ class ProgressLine:
         verbose: bool,
         devices: Mapping[str, str],
         last_s: Mapping[str, float],
-        guess_s: Mapping[str, float] = GUESS_S,
     ) -> None:
-        self._guess_s = guess_s  # by device
         self._display, self._write, self._verbose = display, display.write, verbose
         self._terminal, self._column = display.terminal, 0
         self._last_s = last_s  # how long cases took last time, by id
@@ -78,8 +72,8 @@ class ProgressLine:
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
-            left = self._most(0.0) or f"{self._about()} {clock(self._left_s())} left"
-            self._log(f"\n{self._position()} {self._case}: {left}")
+            left = self._most(0.0) or self._left(0.0)
+            self._log(f"\n{self._position()} {self._case}{left and f': {left}'}")
         elif column := self._display.column():
             self._column = column % self._display.width()
             self._write("\n")
@@ -131,10 +125,10 @@ class ProgressLine:
         took = f"  {clock(took_s)}"
         if most := self._most(took_s):
             return [f"{took}, {most}", took]
-        expected_s, others_s = self._of(self._case), self._others_s()
-        if took_s <= expected_s:
-            left, about = clock(self._left_s()), self._about()
-            return [f"{took}, {about} {left} left", f"  {about} {left} left", f"  {left} left"]
+        expected_s, others_s = self._known_s(self._case), self._others_s()
+        if expected_s is None or took_s <= expected_s:
+            left = self._left(took_s)
+            return [f"{took}, {left}", f"  {left}", f"  {left.split()[1]} left"] if left else [took]
         longer = f"{took}, longer than expected ({clock(expected_s)})"
         then = [f"{longer}, then about {clock(others_s)}"] if others_s else []
         return [*then, longer, took]
@@ -164,20 +158,18 @@ class ProgressLine:
     def _position(self) -> str:
         return f"[{self._done + 1}/{self._done + max(1, len(self._queue))}]"
 
-    def _left_s(self) -> float:
-        took_s = time.monotonic() - self._began
-        return max(1.0, max(0.0, self._of(self._case) - took_s) + self._others_s())
+    def _left(self, took_s: float) -> str:
+        """Return "about 2:20 left"; empty if nothing is known of a case that is left."""
+        expected_s, others_s = self._known_s(self._case), self._others_s()
+        if expected_s is None or others_s is None:
+            return ""
+        return f"about {clock(max(1.0, max(0.0, expected_s - took_s) + others_s))} left"
 
-    def _others_s(self) -> float:
-        """Return how long the remaining cases will take."""
-        return sum(self._of(case_id) for case_id in self._queue if case_id != self._case)
-
-    def _about(self) -> str:
-        return "at a guess" if self._known_s(self._case) is None else "about"
-
-    def _of(self, case_id: str) -> float:
-        known_s = self._known_s(case_id)
-        return self._guess_s.get(self._device.get(case_id, ""), 0.0) if known_s is None else known_s
+    def _others_s(self) -> float | None:
+        """Return how many seconds the remaining cases will take; None if that is not known."""
+        others = [self._known_s(case_id) for case_id in self._queue if case_id != self._case]
+        known = [seconds for seconds in others if seconds is not None]
+        return sum(known) if len(known) == len(others) else None
 
     def _known_s(self, case_id: str) -> float | None:
         device = self._device.get(case_id)

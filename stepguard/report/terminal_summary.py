@@ -110,6 +110,8 @@ def _beside(result: Result) -> Iterator[str]:
     if verdict.against and verdict.outcome == "passed":
         front = f"{case_id} against {verdict.against}: "
         yield from (f"{front}{line}" for line in _same_times(verdict))
+        if verdict.libraries:
+            yield f"{front}{verdict.libraries}"
 
 
 def _same_times(verdict: Verdict) -> Iterator[str]:

@@ -11,6 +11,7 @@ from stepguard.core.explanation import Cause
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
+    FLOPS,
     FP64,
     METRICS,
     NUMBERS,
@@ -95,7 +96,9 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
     if cause is None:
         operators = _operator_of(worst, verdict)
         both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
-        return both, (operators or worst).place
+        flops = [m for m in moved if m.metric == FLOPS and m.change_pct and m is not worst]
+        work = f"FLOPs {_percent(flops[0])}: " if flops and worst.metric == OPERATORS else ""
+        return work + both, (operators or worst).place
     if isinstance(cause, Cause):
         named, site = time_causes.moved(cause, verdict)
         known = worst.change_pct is not None
@@ -186,7 +189,9 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     such as a waiver that does not apply.
     """
     lines, moved = [], _moved(verdict)
-    if verdict.libraries and moved:
+    if verdict.libraries and verdict.against:
+        lines.append(f"  between the environments: {verdict.libraries}")
+    elif verdict.libraries and moved:
         lines.append(f"  {verdict.libraries} since the recording")
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))

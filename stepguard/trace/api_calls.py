@@ -26,7 +26,8 @@ LAUNCH_CALLS = frozenset(
     }
 )
 
-# call -> what the host waits for. cudaMemcpy without Async waits for its copy.
+# call -> what the host waits for. cudaMemcpy without Async waits for its copy, and memory is freed
+# once the device is done.
 SYNC_CALLS = {
     "cudaStreamSynchronize": "stream",
     "cuStreamSynchronize": "stream",
@@ -53,6 +54,9 @@ SYNC_CALLS = {
     "hipMemcpyFromSymbol": "copy",
     "hipMemcpyDtoH": "copy",
     "hipMemcpyHtoD": "copy",
+    "cudaFree": "free",
+    "cuMemFree_v2": "free",
+    "hipFree": "free",
 }
 
 # Calls that order the work of streams, by the beginning of their names: cudaEventRecordWithFlags,

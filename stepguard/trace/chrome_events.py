@@ -9,7 +9,7 @@ import msgspec
 # Kineto has written these, which are no JSON numbers.
 _NO_NUMBER = re.compile(rb'("\s*:\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
 _CONTROL = bytes(range(32))
-UNDECODED = (msgspec.DecodeError, UnicodeDecodeError)
+UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # nested too deep
 NO_JSON = msgspec.Raw(b"")
 
 
@@ -59,7 +59,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     ph: str | None = None
     cat: str | None = None
     ts: float | None = None
-    dur: float = 0.0
+    dur: float = -1.0  # missing
     pid: Plain = None
     tid: Plain = None
     args: Scalar | Nothing | None = None

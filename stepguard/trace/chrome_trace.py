@@ -67,6 +67,8 @@ _GPU = {
     "memset": FILL,
 }
 _NO_ARGS = Scalar()
+_MOST_US = 1e17  # 3,000 years since 1970
+_STEP = "ProfilerStep#"  # torch 1.9 wrote its marks of steps among the operators
 _MEMORY, _CUDA = "[memory]", 1  # the event of an allocation, and its "Device Type" on a GPU
 # The profiler draws an arrow from each operator to its node of the backward pass.
 _BEGIN, _TO_BACKWARD = "s", "fwdbwd"  # ph and category of the arrow's begin
@@ -199,6 +201,11 @@ class _Columns:
                 self._arrows.append((event.ts, self._threads[event.pid, event.tid]))
         for category, rows in by_category.items():
             kind = (category or "").lower()
+            if kind == "operator" and (marks := [row for row in rows if _is_step(row)]):
+                self._add_host(ANNOTATION, marks)
+                rows = [row for row in rows if not _is_step(row)]
+            if not rows:
+                continue
             if kind in _HOST:
                 self._add_host(_HOST[kind], rows)
             elif kind in _GPU:
@@ -206,8 +213,10 @@ class _Columns:
 
     def _add_allocation(self, event: Event, args: Scalar) -> None:
         figures = (args.address, args.changed)
-        if event.ts is None or None in figures:
-            raise TraceError("it has an allocation without time, address or bytes")
+        if event.ts is None or args.changed is None:
+            raise TraceError("it has an allocation without time or bytes")
+        if args.address is None:  # as torch 1.9 wrote it: nobody knows what is freed
+            return
         thread, gpu = self._threads[event.pid, event.tid], _number(args.device_type) == _CUDA
         self._allocations.append((event.ts, thread, int(gpu), *map(_number, figures)))
 
@@ -259,16 +268,19 @@ class _Columns:
         _extend(self._gpu, columns)
 
     def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
-        """Return the columns of name, begin and length. Raises TraceError if an event has no begin,
-        or a negative length.
+        """Return the columns of name, begin and length. Raises TraceError if an event has none, or
+        one that no clock shows.
         """
         names = self._names
         begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
-        if None in begins or min(lengths) < 0:
-            row = next(row for row in rows if row.ts is None or row.dur < 0)
-            what = "no begin" if row.ts is None else f"a length of {row.dur} us"
-            raise TraceError(f"the event {row.name!r} has {what}")
-        return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
+        known = [ts for ts in begins if ts is not None]
+        few, both = len(known) < len(rows), (known, lengths)
+        if few or min(map(min, both)) < 0 or max(map(max, both)) > _MOST_US:
+            row = next(row for row in rows if not _is_time(row.ts) or not _is_time(row.dur))
+            what = f"begins at {row.ts} us" if row.ts is not None else "has no begin"
+            what = what if not _is_time(row.ts) else f"has a length of {row.dur} us"
+            raise TraceError(f"the event {row.name!r} {what if row.dur != -1 else 'has no length'}")
+        return [names[str(row.name)] for row in rows], known, lengths
 
     def _externals(self, args: list[Scalar]) -> list[int]:
         """Return the column of external ids. Note the messages and hashes of code that belong to
@@ -304,6 +316,14 @@ class _Columns:
             work=self._work,
             differentiated=_differentiated(self._arrows, began),
         )
+
+
+def _is_step(event: Event) -> bool:
+    return str(event.name).startswith(_STEP)
+
+
+def _is_time(us: float | None) -> bool:
+    return us is not None and 0 <= us <= _MOST_US
 
 
 def _allocations(rows: list[tuple[Any, ...]], began: float) -> Allocations | None:

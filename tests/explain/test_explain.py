@@ -495,6 +495,12 @@ def test_what_cannot_be_compared_is_refused(change, reason):
     assert found.causes == ()
 
 
+def test_the_same_program_on_a_slower_gpu_is_compared():
+    """Its kernels take the same shares of a step."""
+    slower = [replace(one, us=tuple(us * 4 for us in one.us)) for one in rows()]
+    assert not explain(profile(), profile(slower, seed=3)).refused
+
+
 def test_calls_and_software_that_changed_are_said():
     """Counts are exact evidence; those that vary from step to step are none."""
     calls = {"cudaDeviceSynchronize": (1.0,) * 3, "cudaEventQuery": (3.0, 4.0, 5.0)}

@@ -222,6 +222,34 @@ def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
     assert (named in "\n".join(evidence_lines(verdict))) == bool(caller)
 
 
+@pytest.mark.parametrize("stored_then", [True, False])
+@pytest.mark.parametrize(
+    ("above", "caller"),
+    [
+        ({"<module> (train.py:14): again = model(x).detach()": 0}, "<module> (train.py:14)"),
+        ({}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
+    ],
+)
+def test_the_nearest_new_line_that_calls_through_others_is_named(above, caller, stored_then):
+    """A second forward pass is of the line that begins it, which goes before its own views."""
+    usual, view = {"<module> (train.py:12): loss = model(x)": 0}, "aten.detach.default"
+    old = with_callers(counted(at(3, "norm", count=4)), forward=0)
+    inside = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 4}}
+    more = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 6}}
+    old = replace(
+        old, counts=replace(old.counts, callers=inside | {"model/gpt.py Net.forward": usual})
+    )
+    new = counted(at(3, "norm", count=6), Site(view, "train.py", 14, "<module>", "again", count=1))
+    new = replace(
+        new, counts=replace(new.counts, callers=more | {"model/gpt.py Net.forward": usual | above})
+    )
+    past = stored(old) if stored_then else summarise(old)
+    sites = compare(OPERATORS, summarise(new), [past], new.gates).sites
+    (site,) = (site for site in sites if site.function == "norm")
+    assert site.caller == caller
+    assert (sites[0] == site) is bool(above)
+
+
 def test_a_new_line_of_a_shared_function_is_its_own_cause():
     """Who calls it does not matter then."""
     line = at(3, "norm", count=4)

@@ -201,6 +201,17 @@ MISTAKES = {
         GATE,
         replace(BASE, against="c" * 40),
     ),
+    "--perf-against-python=PYTHON": Mistake(
+        run_document(
+            ONE,
+            against="this tree under py",
+            base_commit=COMMIT,
+            options=Options(
+                arguments=["--perf-against-python=py"], perf={"--perf-against-python": "py"}
+            ),
+        ),
+        "OTHER_ENVIRONMENT",
+    ),
     "--perf-against=HEAD~1 in settings": Mistake(
         left_in_settings("--perf-against", "HEAD~1"), "OTHER_BASELINE"
     ),

@@ -61,6 +61,15 @@ def test_the_nodes_are_asked_once(gate, surveyed):
     assert gate.measured == ["linear[a]", "linear[b]", "linear[one]"]
 
 
+def test_another_interpreter_is_of_this_node_alone(gate, surveyed, monkeypatch):
+    """No node is asked for cases of several ranks beside --perf-against-python."""
+    monkeypatch.setattr(stepguard.plugin.session, "survey_both", lambda *asked: ("mine", "theirs"))
+    gate.suite(gate.cpu(world_size=2))
+    result = gate.run("--perf-against-python=other/bin/python")
+    assert (result.ret, surveyed.asked, gate.paired) == (4, [], [])
+    result.stderr.fnmatch_lines([f"ERROR: STEPGUARD_LAUNCHER={SRUN}: the interpreter of *"])
+
+
 def test_nodes_that_will_not_do_are_exit_4(gate, surveyed):
     """The run does not go on with one node as if nobody had asked for two."""
     surveyed.found = LauncherError("host1 has torch 2.8, host0 has 2.11")

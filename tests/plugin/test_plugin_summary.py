@@ -77,7 +77,7 @@ def test_stages_are_shown_with_v_only(gate):
     gate.guarded()
     loud = gate.run("-v")
     loud.says(
-        "?1/1? linear?nano?: at a guess *:* left",
+        "?1/1? linear?nano?",
         " *0.0 s  launch 1: start",
         " *0.0 s  launch 1: block 1 of 3",
     )
@@ -93,7 +93,7 @@ def test_what_is_left_is_told_by_the_cases_that_are_done(gate):
     gate.will_measure(a, wall_s=70.0)
     gate.will_measure(b, wall_s=2.0, faults=(Fault(Reason.RAISED, "x"),))
     gate.run().says(
-        "[[]1/3] linear?a?: at a guess 1:00 left",
+        "[[]1/3] linear?a?",
         "[[]2/3] linear?b?: about 2:20 left",
         "[[]3/3] linear?c?: about 1:10 left",
     )

@@ -383,3 +383,77 @@ PAIRED_WORK = (
         Run(pairs=counted_in(counted_in(pairs(), "base", **projecting(6)), **projecting(12))),
     ),
 )
+
+
+def other_torch(found, old="2.13.0", **packages):
+    """The pairs, whose other side ran under an interpreter with this torch; ``packages`` are those
+    that only HEAD has.
+    """
+    head, base = (replace(side, commit=found.head.commit) for side in (found.head, found.base))
+    head = replace(head, fingerprint=replace(head.fingerprint, libraries=packages))
+    base = replace(base, fingerprint=replace(base.fingerprint, torch=old))
+    python = "/opt/old/bin/python"
+    return replace(found, against=f"this tree under {python}", python=python, head=head, base=base)
+
+
+SAME_TORCH = {"old": pairs().head.fingerprint.torch}
+PAIRED_ENVIRONMENTS = (
+    Scenario(
+        "environments-other-operators",
+        "On a CPU another torch calls more operators: they explain, and nothing is slower.",
+        "same",
+        "NO_SLOWDOWN",
+        Run(pairs=counted_in(other_torch(cpu_pairs((0.05,)), "2.8.0"), **{OPERATORS: 2500})),
+    ),
+    Scenario(
+        "environments-other-work",
+        "Another torch counts other FLOPs and has other settings. The time decides.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(
+            pairs=counted_in(
+                other_torch(pairs(2.0), "2.8.0"), **precision("high"), flops_per_step=10**14
+            )
+        ),
+    ),
+    Scenario(
+        "environments-a-package",
+        "One package is another one, and the step is as fast.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=other_torch(pairs(), **SAME_TORCH, **{"flash-attn": "2.9.0"})),
+    ),
+    Scenario(
+        "environments-wait",
+        "Another torch waits once more for the GPU. No time pays for that.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(other_torch(pairs(scatter=()), "2.8.0"), **ROSE)),
+    ),
+    Scenario(
+        "environments-price-rose",
+        "As fast under another torch, and its peak is 1 GB higher.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(other_torch(pairs(scatter=(0.0,)), "2.8.0"), **HIGHER)),
+    ),
+    Scenario(
+        "environments-tokens",
+        "It trains other tokens: no torch does that.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(pairs=other_torch(pairs(head={"tokens_per_step": 1000}), "2.8.0")),
+    ),
+    Scenario(
+        "environments-nothing-differs",
+        "No version differs, so nothing explains other operators.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            pairs=counted_in(
+                other_torch(cpu_pairs((0.05,)), cpu_pairs((0.0,)).head.fingerprint.torch),
+                **{OPERATORS: 2500},
+            )
+        ),
+    ),
+)

@@ -16,7 +16,7 @@ from html_pages import Page, what_runs_or_loads
 from lab_commands import add_lab
 from number_scenarios import NUMBERED
 from paired_scenarios import PAIRED
-from paired_work_scenarios import PAIRED_WORK
+from paired_work_scenarios import PAIRED_ENVIRONMENTS, PAIRED_WORK
 from recorded_scenarios import RECORDED
 from scenario import BASELINES, GOLDEN, KEPT, RUN, Files
 from unsound_scenarios import UNSOUND
@@ -30,6 +30,7 @@ from stepguard.core.status import Status
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "run-document.schema.json"
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED, NUMBERED
+TABLES += (PAIRED_ENVIRONMENTS,)
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
 FILES = [one for one in SCENARIOS if not callable(one.inputs)]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure import driver
-from stepguard.measure.beside_base import measure_beside
+from stepguard.measure.beside_base import Other, measure_beside
 from stepguard.measure.case_workers import Bench
 from stepguard.storage.run_document_file import load_document
 
@@ -186,7 +187,8 @@ def compared(bench, factory, rev, params=None, most=MOST_PAIRS, gates=GATES, dat
 
     with tree_of(bench.root, rev) as tree, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "need", needs)
-        return measure_beside(case, bench, tree, Question(), lambda text: None, lambda pairs: None)
+        quiet = lambda shown: None  # noqa: E731
+        return measure_beside(case, bench, Other(tree), Question(), quiet, quiet)
 
 
 def starting(root, *arguments):
@@ -257,6 +259,47 @@ def test_a_step_that_takes_longer_is_slower(root):
     ):
         assert part in printed, printed
     assert_nothing_left(root)
+
+
+def an_environment(folder):
+    """An environment that has all packages of the running one; its Python, and its own packages."""
+    base = Path(sys.base_prefix, "bin", "python3")
+    packages = folder / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "running.pth").write_text(sysconfig.get_path("purelib"))
+    (folder / "pyvenv.cfg").write_text(
+        f"home = {base.parent}\ninclude-system-site-packages = false\n"
+    )
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(base)
+    return folder / "bin" / "python", packages
+
+
+def test_the_same_tree_under_another_interpreter(root, tmp_path, monkeypatch):
+    """The other side runs with that environment's packages and PATH, and compiles into a cache of
+    its own; the package that only it has is named, and the same code is `same`.
+    """
+    python, packages = an_environment(tmp_path / "other env")
+    (packages / "noted.pth").write_text("import noted")
+    (packages / "noted.py").write_text(
+        "import os, sys\n"
+        "if 'STEPGUARD_RUN_DIR' in os.environ:\n"
+        "    with open(os.environ['NOTES'], 'a') as notes:\n"
+        "        cache = os.environ['TRITON_CACHE_DIR']\n"
+        "        notes.write(f\"{sys.prefix} {os.environ['PATH']} {cache}\\n\")\n"
+    )
+    (packages / "noted-2.0.dist-info").mkdir()
+    (packages / "noted-2.0.dist-info" / "METADATA").write_text("Name: noted\nVersion: 2.0\n")
+    (packages / "noted-2.0.dist-info" / "RECORD").write_text("noted.py,,\n")
+    notes, option = tmp_path / "notes", f"--perf-against-python={python}"
+    monkeypatch.setenv("NOTES", str(notes))
+    code, printed, complained = pytest_in(root, option, "test_perf.py::test_step")
+    assert code == 0, printed + complained
+    assert f"timed[tiny] against this tree under {python} (" in printed
+    assert "): noted 2.0 -> unset" in printed, printed
+    prefix, bin_folder = python.parents[1], python.parent
+    assert notes.read_text().startswith(f"{prefix} {bin_folder}:")
+    assert all("-python-" in line.rsplit("/", 2)[1] for line in notes.read_text().splitlines())
 
 
 def test_a_parameter_that_the_old_revision_lacks(bench):

@@ -88,14 +88,14 @@ def test_fills_without_a_record_lose_no_step():
     assert (found.steps, found.incomplete, found.lost, found.launches) == (2, 0, 0, 2)
 
 
-@pytest.mark.parametrize("empty", [(1000, 1040), (-50, -10)])
+@pytest.mark.parametrize("empty", [(1060, 1100), (10, 50)])
 def test_an_empty_step_ends_nothing(empty):
     """A loop that ends in a mark of its own: the one step before it lasts to its last record."""
     trace = Kineto()
-    trace.step(0, 0, 999)
+    trace.step(0, 60, 1059)
     trace.step(1, *empty)
-    trace.kernel(5, 100, 200)
-    trace.kernel(300, 400, 600)
+    trace.kernel(65, 160, 260)
+    trace.kernel(360, 460, 660)
     found = trace.analysis().windows
     assert (found.step_us.tolist(), found.marked, found.incomplete) == ([500], 1, 0)
 

@@ -460,13 +460,14 @@ def second(y):
 
 
 def test_callers_of_a_function_are_counted(program):
-    """How many operators it calls for each, with the caller's line."""
+    """How many operators it calls for each caller; 0 if it only passes calls on."""
     tally, _ = program("first(x)", "second(x)", before=HELPER)
     assert tally.callers["waiting.py norm"] == {
         "first (waiting.py:10): return norm(y)": 2,
         "second (waiting.py:12): return norm(y) + norm(y)": 4,
     }
     assert tally.callers["waiting.py second"] == {"step (waiting.py:16): second(x)": 1}
+    assert tally.callers["waiting.py first"] == {"step (waiting.py:15): first(x)": 0}
 
 
 def test_a_cast_has_its_type():

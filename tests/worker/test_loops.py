@@ -287,6 +287,15 @@ def test_marks_that_come_late_are_refused(script):
     assert found["raised"] == "BadWorkload" and "--step-at stepguard:step" in found["says"]
 
 
+@pytest.mark.parametrize("module", ["train", "__main__"])
+def test_a_function_of_the_script_itself_is_refused_at_once(script, tmp_path, monkeypatch, module):
+    """Its module would be imported, which trains to the end before a step is seen."""
+    monkeypatch.syspath_prepend(tmp_path)
+    make = script("import time\ntime.sleep(1000)\n", step_at=f"{module}:step")
+    found = in_a_fork(lambda: journal_of(make, 1))
+    assert found["raised"] == "BadWorkload" and "call stepguard.step() at the" in found["says"]
+
+
 IN_A_MODE = """
 import contextlib
 from torch.utils.flop_counter import FlopCounterMode
@@ -411,7 +420,7 @@ ENDS = {
     ),
     "ends after one": (
         PLAIN.replace("1000", "1"),
-        "train.py ended after 1 step, and a launch needs several hundred: let it run longer, by ",
+        "train.py ended after 1 step, and a launch needs several hundred: let it train longer, by ",
     ),
     "ends in a range around all steps": (
         "with torch.profiler.record_function('all'):\n    " + PLAIN.replace("\n", "\n    "),

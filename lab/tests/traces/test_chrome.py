@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kineto import WRITTEN_WRONGLY, WRONG_EVENTS, Kineto, steps
 
 from stepguard.trace.chrome_events import TraceError
-from stepguard.trace.columns import CALL, NONE
+from stepguard.trace.columns import ANNOTATION, CALL, NONE, OPERATOR
 from stepguard_lab.chrome_chunks import Chunks, read_chrome
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,6 +150,50 @@ def test_a_wrong_event_is_refused(change, words):
     trace.events[-1] |= change
     with pytest.raises(TraceError, match=words):
         read(trace.text())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ts": 1e300}, "begins at 1e\\+300 us"),
+        ({"ts": -1e6}, "begins at -1000000.0 us"),
+        ({"dur": 1e300}, "a length of 1e\\+300 us"),
+        ({"dur": -5.0}, "a length of -5.0 us"),
+    ],
+)
+def test_a_time_that_no_clock_shows_is_refused(change, words):
+    """One such event would stretch a step over centuries."""
+    trace = steps(1)
+    trace.events[-1] |= change
+    with pytest.raises(TraceError, match=words):
+        read(trace.text())
+
+
+def test_a_kernel_without_a_length_is_refused():
+    """It would drop out of all sums."""
+    trace = steps(1)
+    del trace.events[-1]["dur"]
+    with pytest.raises(TraceError, match="has no length"):
+        read(trace.text())
+
+
+@pytest.mark.parametrize("field", ["args", "name"])
+def test_json_that_is_nested_too_deep_is_refused(field):
+    """And no traceback."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    event = b'{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "%s": %s}' % (field.encode(), deep)
+    with pytest.raises(TraceError):
+        read(b'{"traceEvents": [%s]}' % event, 1 << 20)
+
+
+def test_a_trace_of_torch_1_9():
+    """Its marks of steps are operators, and its records of memory have no address."""
+    trace = Kineto()
+    trace.event("Operator", "ProfilerStep#1", 0, 10, 1, 1)
+    trace.event("Operator", "aten::mm", 1, 2, 1, 1)
+    trace.events.append({"ph": "i", "name": "[memory]", "ts": 2, "args": {"Bytes": 5}})
+    found = read(trace.text())
+    assert found.host.kind.tolist() == [ANNOTATION, OPERATOR] and found.allocations is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"a": [1]}', b"[]", b'{"traceEvents": []}', b"no"])

@@ -85,7 +85,7 @@ def test_an_allocation_without_bytes_is_refused():
     trace.step(0, 0, 100)
     allocation(trace, 40, 1, 300)
     del trace.events[-1]["args"]["Bytes"]
-    with pytest.raises(TraceError, match="without time, address or bytes"):
+    with pytest.raises(TraceError, match="without time or bytes"):
         read_chrome(BytesIO(trace.text()))
 
 

@@ -152,6 +152,12 @@ def test_launches_under_ncu():
     assert gelu.threads_per_warp == 31
 
 
+def test_decimal_commas_are_refused():
+    """Read as thousands they are a thousand times too large, or too small beside others."""
+    with pytest.raises(TraceError, match="compute_pct is 4,093 %.*LC_ALL=C"):
+        read_ncu(NCU.replace('"40.9"', '"40,93"'))
+
+
 LONG = """==PROF== Connected to process 1 (python)
 "ID","Process ID","Kernel Name","Grid Size","Section Name","Metric Name","Metric Unit",\
 "Metric Value"

@@ -58,22 +58,23 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             name = f"{front}[{form}].{overload}"
         self.calls[name] += 1
         stack, phase = frames(sys._getframe()), torchs_phase(sys._getframe())
-        place = locate(stack)
-        self._note_caller(place, locate(stack))  # ``stack`` goes on where the first call ended
+        place = inner = locate(stack)
+        while (caller := locate(stack)).file:  # ``stack`` goes on where the last call ended
+            self._note_caller(inner, caller, direct=inner is place)
+            inner = caller
         if phase == "backward" and (origin := self._origins.here()):
             place = place._replace(via=origin)
         self._placed[name, place] += 1
         self._phases.setdefault((name, place), set()).add(phase)
         return result
 
-    def _note_caller(self, place: Place, caller: Place) -> None:
-        if caller.file:
-            callers = self._callers.setdefault(f"{place.file} {place.function}", Counter())
-            callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += 1
+    def _note_caller(self, place: Place, caller: Place, direct: bool) -> None:
+        callers = self._callers.setdefault(f"{place.file} {place.function}", Counter())
+        callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += direct
 
     def callers(self) -> dict[str, dict[str, int]]:
         """Return the callers of each "file function", with how many operators the function calls
-        for each of them.
+        for each of them: 0 if only functions that it calls do.
         """
         return {function: dict(counts) for function, counts in self._callers.items()}
 

@@ -1,5 +1,6 @@
 """A training loop as a workload: a script, or a function that runs one."""
 
+import contextlib
 import getpass
 import inspect
 import math
@@ -8,11 +9,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from stepguard.core.case import Case
+from stepguard.core.case import BY_OPTIMIZER, Case
 from stepguard.worker.counters.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.loops.script import OF_TORCHRUN, forget_torchrun, run_module, run_script
@@ -27,6 +29,10 @@ _NOT_SET = re.compile(r"environment variable (\w+) expected, but not set")
 NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
+)
+OF_ITSELF = (
+    "--step-at {name} is in the script itself, whose functions do not exist before it runs: call "
+    "stepguard.step() at the end of each step instead"
 )
 INSIDE_OF_RANGE = (
     "{name} ends its steps inside of a record_function that it does not leave after each step, or "
@@ -58,6 +64,8 @@ class LoopedWorkload:
     def __init__(self, case: Case, device: str, timed_s: float) -> None:
         assert case.loop is not None
         run = _runner(case, device)
+        if case.is_script:
+            _refuse_of_itself(case.workload, case.loop.step_at)
         keep_tree()
         self.tokens_per_step = case.loop.tokens_per_step
         self._every, self._timed_s = case.loop.every, timed_s
@@ -119,8 +127,8 @@ class LoopedWorkload:
         steps = self._borders.seen
         if not steps and self._borders.has_one_optimizer_step:
             return (
-                f"{self._name} ended after 1 step, and a launch needs several hundred: let it run "
-                "longer, by the argument that says how long it trains"
+                f"{self._name} ended after 1 step, and a launch needs several hundred: let it train "
+                "longer, by an argument or by an edit of it"
             )
         if not steps:
             return f"{self._name} ended before the end of a step was seen: {NO_STEP}"
@@ -129,7 +137,7 @@ class LoopedWorkload:
             needed += math.ceil(self._timed_s / self._step_s) * self._every
         return (
             f"{self._name} ended after {steps} steps, and a launch needs about {needed}: let it "
-            "run longer, by the argument that says how long it trains"
+            "train longer, by an argument or by an edit of it"
         )
 
     def _exited(self, error: SystemExit) -> str:
@@ -164,6 +172,19 @@ def _runner(case: Case, device: str) -> Callable[[], object]:
     except TypeError as error:
         raise BadWorkload(f"{case.workload}: {error}") from None
     return lambda: function(**params)
+
+
+def _refuse_of_itself(script: str, step_at: str) -> None:
+    """Raise BadWorkload if a step ends at a function of the script itself. To import it would run
+    it, and not as what is measured.
+    """
+    module = step_at.partition(":")[0]
+    named = [module]
+    with contextlib.suppress(ImportError, ValueError):
+        spec = find_spec(module) if step_at != BY_OPTIMIZER else None
+        named += [os.path.relpath(spec.origin)] if spec and spec.origin else []
+    if {"__main__", script.removeprefix("-m ")} & {*named}:
+        raise BadWorkload(OF_ITSELF.format(name=step_at))
 
 
 def _asks(error: Exception) -> bool:

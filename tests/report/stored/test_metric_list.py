@@ -76,6 +76,15 @@ def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
     assert moves(replace(done, moved=moved[:1])) == []
 
 
+@pytest.mark.parametrize(("calls", "said"), [(0, True), (3, False)])
+def test_a_first_recording_says_that_ranks_exchange_nothing(calls, said):
+    """Nobody means to train several copies that know nothing of each other."""
+    name = "collectives_per_step"
+    moved = MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, calls)
+    shown = moves(Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", (moved,)))
+    assert any("exchange nothing" in line for line in shown) is said
+
+
 @pytest.mark.parametrize("name", UNWANTED)
 def test_each_counter_of_waste_is_said_in_words(name):
     """A name of a metric is none."""

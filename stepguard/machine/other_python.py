@@ -1,0 +1,160 @@
+"""Another interpreter with its packages, in which the other side of pairs may run.
+
+The user makes it. The engine of this process runs in it, too, so it needs the engine's packages.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from stepguard.core.replies import Sources
+from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.requirements import TORCH, lacks, requirements
+
+SURVEY_LIMIT_S = 120.0
+LEAST = (3, 11)  # the option -P, with which launches start
+NO_PACKAGE = "of no package"  # stands for the version of a module that was put there by hand
+# It runs in Pythons of any age. With -c an empty path stands for the working directory. Of two
+# copies of a package the first one on the path is imported.
+_SURVEY = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import json
+from importlib import metadata, util
+json.dump({
+    "prefix": sys.prefix,
+    "version": sys.version_info[:3],
+    "torch": util.find_spec("torch") is not None,
+    "packages": {one.metadata["Name"]: one.version for one in [*metadata.distributions()][::-1]},
+    "modules": getattr(metadata, "packages_distributions", dict)(),
+}, sys.stdout)
+"""
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter and its packages."""
+
+    asked: str  # as it was asked for
+    executable: str  # an absolute path; not resolved, since an environment's python is a link
+    prefix: str
+    version: tuple[int, ...]
+    torch: bool  # it finds a torch, which may have no metadata
+    packages: Mapping[str, str]  # their versions, by canonical name
+    modules: Mapping[str, tuple[str, ...]]  # the packages that have a top-level module
+
+    def versions(self, imported: Sources) -> dict[str, str]:
+        """Return the versions of the packages that a rank's modules are of. A module that lies
+        among packages and is of none stands for itself.
+        """
+        installed = {module.partition(".")[0] for module in imported.installed}
+        versions = dict.fromkeys(installed - self.modules.keys(), NO_PACKAGE)
+        for top in installed | {module.partition(".")[0] for module in imported.sources}:
+            versions |= {name: self.packages[name] for name in self.modules.get(top, ())}
+        return dict(sorted(versions.items()))
+
+    def beside(self, cache: Path) -> Path:
+        """Return the folder of this interpreter's compile caches, beside the checkout's own."""
+        digest = hashlib.sha256(os.fsencode(self.prefix)).hexdigest()[:8]
+        return cache.with_name(f"{cache.name}-python-{digest}")
+
+
+Pythons = tuple[Python, Python]  # the running one, and the other one
+
+
+def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Pythons:
+    """Return the running interpreter and the one that was ``asked`` for in the folder ``start``.
+    Launches run in ``root`` with these variables.
+
+    Raises MachineError if no launch can run in it, or if both are one environment.
+    """
+    mine = _survey(sys.executable, sys.executable, root, variables)
+    found = shutil.which(start / asked) if os.sep in asked else shutil.which(asked)
+    if found is None:
+        raise MachineError(
+            "no program is there; make an environment, for example in /tmp/other: "
+            "python -m venv /tmp/other, and name /tmp/other/bin/python"
+        )
+    theirs = _survey(asked, os.path.abspath(found), root, variables)
+    if (mine.prefix, mine.version) == (theirs.prefix, theirs.version):
+        raise MachineError(
+            f"this is the running environment, {mine.prefix}: name the python of another one"
+        )
+    for folder in filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)):
+        if Path(root, folder).resolve() == Path(sysconfig.get_path("purelib")).resolve():
+            raise MachineError(
+                f"PYTHONPATH has {folder}, the running environment's packages, which it would "
+                "import, too: take that folder off PYTHONPATH"
+            )
+    return mine, theirs
+
+
+def _survey(asked: str, executable: str, root: Path, variables: Mapping[str, str]) -> Python:
+    command = [executable, "-c", _SURVEY]
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=variables, capture_output=True, timeout=SURVEY_LIMIT_S
+        )
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+        if isinstance(error, ValueError):
+            said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise MachineError(
+            f"it does not run as a Python: {said or 'it says nothing'}; "
+            f"try: {shlex.quote(executable)} -c 'import importlib.metadata'"
+        ) from None
+    names = {name: canonicalize_name(name) for name in found["packages"] if name}
+    python = Python(
+        asked,
+        executable,
+        os.path.realpath(found["prefix"]),
+        tuple(found["version"]),
+        found["torch"],
+        {names[name]: version for name, version in found["packages"].items() if name in names},
+        {
+            top: tuple(sorted({names[name] for name in of if name in names}))
+            for top, of in found["modules"].items()
+        },
+    )
+    if executable != sys.executable:
+        _refuse_incomplete(python)
+    return python
+
+
+def _refuse_incomplete(python: Python) -> None:
+    """Raise MachineError if an interpreter is too old, or lacks a package that a launch needs."""
+    if python.version < LEAST:
+        version, least = (".".join(map(str, one)) for one in (python.version, LEAST))
+        raise MachineError(
+            f"it is Python {version}, {least} is needed: make the environment with a newer one"
+        )
+    try:
+        needed = requirements()
+    except metadata.PackageNotFoundError:  # the command doctor says so
+        return
+    problems = {one: lacks(one, python.packages.get(canonicalize_name(one.name))) for one in needed}
+    # A torch that the user built may lie on the import path without metadata.
+    missing = {
+        one: problem
+        for one, problem in problems.items()
+        if problem and not (one.name == TORCH and python.torch and TORCH not in python.packages)
+    }
+    if missing:
+        # An environment that uv made has no pip.
+        where = shlex.quote(python.executable)
+        own = "pip" in python.packages
+        install = f"{where} -m pip install" if own else f"uv pip install --python {where}"
+        what = " ".join(shlex.quote(f"{one.name}{one.specifier}") for one in missing)
+        raise MachineError(f"{'; '.join(missing.values())}; install with: {install} {what}")
