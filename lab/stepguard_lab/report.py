@@ -10,7 +10,7 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, put_text, refuse_target, say
 from stepguard.core.text import counted
-from stepguard.machine.git.remote import pages_of
+from stepguard.machine.git.revision import pages_of
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard_lab.report_input import read_runs
 from stepguard_lab.source_links import Repository, repository

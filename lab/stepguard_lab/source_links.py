@@ -7,8 +7,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
 from stepguard.core.site import Site
-from stepguard.machine.git.remote import origin, pages_of
-from stepguard.machine.git.revision import git
+from stepguard.machine.git.revision import git, origin, pages_of
 
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 

@@ -24,7 +24,7 @@ from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
     LauncherError,
     describe_nodes,
@@ -180,7 +180,7 @@ def last_line(command: list[str], failure: str, root: Path) -> str:
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = callers_engine.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = torchrun.import_path(Path(folder, "engine"), root, theirs, ())
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env

@@ -31,7 +31,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import document_json
 from stepguard.report.markdown_page import page
 from stepguard.report.next_steps import Commands
-from stepguard.storage import output_files
+from stepguard.storage import run_document_file
 from stepguard.storage.baseline_files import CPU_MACHINE
 
 _ENDS = {
@@ -126,7 +126,7 @@ def forget_documents(folder: Path, paths: Iterable[str]) -> None:
     """
     for path in (folder / path for path in paths):
         with contextlib.suppress(OSError):  # a path that will be refused
-            if not output_files.kept_from(path):
+            if not run_document_file.kept_from(path):
                 path.unlink(missing_ok=True)
 
 
@@ -142,19 +142,19 @@ def write(option: Any, folder: Path, document: RunDocument, root: Path) -> list[
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := output_files.unwritable(path) or put(path, document, root):
+        if problem := run_document_file.unwritable(path) or put(path, document, root):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems
 
 
 def _put_json(path: Path, document: RunDocument, root: Path) -> str:
-    return output_files.put(path, document_json.as_json(document))
+    return run_document_file.put(path, document_json.as_json(document))
 
 
 def _put_report(path: Path, document: RunDocument, root: Path) -> str:
     """Write the run as a page. Return why that failed; empty if it did not."""
-    if path.suffix != output_files.HTML:
-        return output_files.put(path, f"{PAGE_MARK}\n{page(document)}")
+    if path.suffix != run_document_file.HTML:
+        return run_document_file.put(path, f"{PAGE_MARK}\n{page(document)}")
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         run = Path(folder) / "run.json"
         if problem := _put_json(run, document, root):

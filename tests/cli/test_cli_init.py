@@ -13,7 +13,7 @@ import yaml
 from _pytest.config.findpaths import locate_config
 from builders import baseline_file, entry
 
-from stepguard.cli import init, init_files, workload_arguments
+from stepguard.cli import init, workload_arguments
 from stepguard.cli.main import main
 from stepguard.cli.workload_arguments import missing
 from stepguard.storage.baseline_files import save
@@ -135,10 +135,7 @@ def test_a_workflow_that_is_added_later_is_all_that_is_committed(project, capsys
     project.init()
     capsys.readouterr()
     assert project.init("--ci") == 0
-    assert (
-        f"committed {init_files.WORKFLOW}, .github/CODEOWNERS: a recording"
-        in capsys.readouterr().out
-    )
+    assert f"committed {init.WORKFLOW}, .github/CODEOWNERS: a recording" in capsys.readouterr().out
 
 
 def test_without_a_new_recording_none_is_to_be_committed(project, capsys, monkeypatch):
@@ -321,12 +318,12 @@ def test_a_parameter_that_the_factory_does_not_take_is_refused_at_once(
 
 def workflow_of(project):
     """The job of the workflow that init wrote."""
-    return yaml.safe_load((project.path / init_files.WORKFLOW).read_text())["jobs"]["perf"]
+    return yaml.safe_load((project.path / init.WORKFLOW).read_text())["jobs"]["perf"]
 
 
 def test_the_workflow_is_written_on_request(project, monkeypatch):
     """With the torch that the recording will be of, and the action at the commit that is here."""
-    monkeypatch.setattr(init_files, "action_here", lambda: "me/stepguard@" + "a" * 40)
+    monkeypatch.setattr(init, "action_here", lambda: "me/stepguard@" + "a" * 40)
     project.commit()
     project.init("--ci")
     *_, torch, action = workflow_of(project)["steps"]
@@ -350,11 +347,11 @@ def test_the_workflow_runs_on_the_main_branch(project, local, remote, named):
         project.git("update-ref", f"refs/remotes/origin/{remote}", "HEAD")
         project.git("symbolic-ref", "refs/remotes/origin/HEAD", f"refs/remotes/origin/{remote}")
     assert project.init("--ci") == 0
-    text = (project.path / init_files.WORKFLOW).read_text()
+    text = (project.path / init.WORKFLOW).read_text()
     on = yaml.safe_load(text)[True]  # YAML's name of "on"
     branches = {"branches": [named]}
     assert on == {"push": branches, "pull_request": branches, "merge_group": None}
-    assert init_files.CPU_BUILD in text and "\n\n\n" not in text
+    assert init.CPU_BUILD in text and "\n\n\n" not in text
 
 
 def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
@@ -364,8 +361,8 @@ def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     project.init("--ci", "--device", "cuda", "--gpus", "2")
     *_, action = workflow_of(project)["steps"]
     assert action["with"] == {"gpus": "2"}
-    assert init_files.CPU_BUILD not in (project.path / init_files.WORKFLOW).read_text()
-    assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init_files.ACTION)
+    assert init.CPU_BUILD not in (project.path / init.WORKFLOW).read_text()
+    assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init.ACTION)
 
 
 @pytest.mark.parametrize(
@@ -383,29 +380,29 @@ def test_the_action_is_where_stepguard_came_from(url, place, monkeypatch):
     """The repository and commit of pip's installation, or of the clone, once it is pushed."""
     source = {"url": url, "vcs_info": {"commit_id": "b" * 40}}
     installed = SimpleNamespace(read_text=lambda name: json.dumps(source))
-    monkeypatch.setattr(init_files, "git", lambda *arguments: None)
-    monkeypatch.setattr(init_files.metadata, "distribution", lambda name: installed)
-    wanted = f"{place}@{'b' * 40}" if place else init_files.ACTION
-    assert init_files.action_here() == wanted
+    monkeypatch.setattr(init, "git", lambda *arguments: None)
+    monkeypatch.setattr(init.metadata, "distribution", lambda name: installed)
+    wanted = f"{place}@{'b' * 40}" if place else init.ACTION
+    assert init.action_here() == wanted
     answers = {"rev-parse": "c" * 40, "branch": "origin/main\n"}
-    monkeypatch.setattr(init_files, "origin", lambda root: url)
+    monkeypatch.setattr(init, "origin", lambda root: url)
     monkeypatch.setattr(
-        init_files.metadata,
+        init.metadata,
         "distribution",
         lambda name: SimpleNamespace(read_text=lambda name: None),
     )
-    monkeypatch.setattr(init_files, "git", lambda root, command, *rest: answers[command])
-    wanted = f"{place}@{'c' * 40}" if place else init_files.ACTION
-    assert init_files.action_here() == wanted
+    monkeypatch.setattr(init, "git", lambda root, command, *rest: answers[command])
+    wanted = f"{place}@{'c' * 40}" if place else init.ACTION
+    assert init.action_here() == wanted
     answers["branch"] = ""  # nobody else has the commit
-    assert init_files.action_here() == init_files.ACTION
+    assert init.action_here() == init.ACTION
 
 
-@pytest.mark.parametrize("there", [*init_files.OWNERS_FOLDERS, ""])
+@pytest.mark.parametrize("there", [*init.OWNERS_FOLDERS, ""])
 def test_what_judges_has_owners(project, there):
     """Those that the project has stay; the lines are added once, whoever the team is by then."""
     own = "* @me/all\n/baselines/ @me/perf\n"
-    path = project.path / (there or ".github") / init_files.OWNERS
+    path = project.path / (there or ".github") / init.OWNERS
     if there:
         path.parent.mkdir(exist_ok=True)
         path.write_text(own)
@@ -416,10 +413,10 @@ def test_what_judges_has_owners(project, there):
     owned = [line.split()[0] for line in text.splitlines() if line.startswith("/")]
     assert len(owned) == len({*owned})
     assert {"/baselines/", "/perf_tests/", "/conftest.py", "/.github/", "/pytest.ini"} <= {*owned}
-    path.write_text(text.replace(init_files.TEAM, "@me/perf"))
+    path.write_text(text.replace(init.TEAM, "@me/perf"))
     project.commit()
     project.init("--ci")
-    assert path.read_text() == text.replace(init_files.TEAM, "@me/perf")
+    assert path.read_text() == text.replace(init.TEAM, "@me/perf")
 
 
 def test_without_a_factory_one_is_written_to_fill_in(project, capsys):

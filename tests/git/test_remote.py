@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.machine.git.remote import name_on_github, pages_of
+from stepguard.machine.git.revision import name_on_github, pages_of
 
 
 @pytest.mark.parametrize(

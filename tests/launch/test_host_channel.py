@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from stepguard.launch.host_channel import Control, LostWorker, Overdue
+from stepguard.launch.worker_group import Control, LostWorker, Overdue
 
 SOON_S = 0.2
 LONG_S = 900.0

@@ -13,7 +13,7 @@ import pytest
 from git_repositories import repository
 
 from stepguard.core.replies import Sources
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
@@ -135,7 +135,7 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     found = {name: file for name, file in sources("x").items() if name.startswith("planted")}
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
-    assert sources("x")["stepguard.launch.callers_engine"] == callers_engine.__file__
+    assert sources("x")["stepguard.launch.torchrun"] == torchrun.__file__
     assert not {"json", "pytest", "sys"} & set(sources("x"))
 
 
@@ -169,14 +169,12 @@ def test_extensions_are_built_for_one_tree(spec, tmp_path):
 
 def test_the_import_path(tmp_path):
     """Engine, tree, the caller's own; beside the engine only where that is not forbidden."""
-    beside = str(callers_engine.ENGINE.parent)
-    for n, (forbidden, last) in enumerate([((), [beside]), ((callers_engine.ENGINE.parent,), [])]):
+    beside = str(torchrun.ENGINE.parent)
+    for n, (forbidden, last) in enumerate([((), [beside]), ((torchrun.ENGINE.parent,), [])]):
         folder = tmp_path / str(n)
-        path = callers_engine.import_path(folder, Path("/tree"), "/a:/b", forbidden)
+        path = torchrun.import_path(folder, Path("/tree"), "/a:/b", forbidden)
         assert path.split(":") == [str(folder), "/tree", "/a", "/b", *last]
-        assert (folder / "stepguard" / "__init__.py").samefile(
-            callers_engine.ENGINE / "__init__.py"
-        )
+        assert (folder / "stepguard" / "__init__.py").samefile(torchrun.ENGINE / "__init__.py")
         assert [entry.name for entry in folder.iterdir()] == ["stepguard"]
 
 

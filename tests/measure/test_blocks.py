@@ -14,7 +14,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import Counted, FirstStep, TimedBlock, TimedSegments
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.difference import measure_difference
+from stepguard.measure.driver import measure_difference
 from stepguard.measure.running_launch import RunningLaunch
 from stepguard.measure.warm_up import PROTOCOLS, protocol_of
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from stepguard.core.replies import TimedSegments
-from stepguard.measure.difference import measure_difference, pairs_of
+from stepguard.measure.driver import measure_difference, pairs_of
 from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(0, 0, 0, 0, blocks=1, block_s=1, segment_s=1.0, pairs_in_a_series=2)

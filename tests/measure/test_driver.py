@@ -262,7 +262,7 @@ def world(monkeypatch, tmp_path):
     made.monitor = Monitor(made)
     group = fake_group(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", group)
-    monkeypatch.setattr(stepguard.measure.start_ahead, "WorkerGroup", group)
+    monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", group)
     monkeypatch.setattr(stepguard.measure.turns, "PAUSE_S", 0.0)
     monkeypatch.setattr(
         stepguard.measure.driver,

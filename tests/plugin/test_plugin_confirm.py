@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import stepguard.measure.beside_base
 import stepguard.measure.suite
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
@@ -92,7 +91,7 @@ FAULT = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "lau
 def test_a_tree_that_cannot_be_had_answers_nothing(gate, h200, monkeypatch, no_tree):
     """A full disk does not turn it green."""
     gate.recorded(h200)
-    monkeypatch.setattr(stepguard.measure.beside_base, "tree_of", no_tree)
+    monkeypatch.setattr(stepguard.measure.suite, "tree_of", no_tree)
     result = gate.run(errors=1)
     result.says("    unconfirmed: cannot be made: no space left; *")
 

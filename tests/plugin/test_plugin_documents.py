@@ -14,7 +14,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, ProblemCode, State
 from stepguard.machine.git.revision import run_git
-from stepguard.storage import output_files
+from stepguard.storage import run_document_file
 from stepguard.storage.run_document_file import load_document
 from stepguard.storage.waiver_file import today
 
@@ -200,9 +200,9 @@ def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     """Whichever command wrote it, and whichever version."""
     path = tmp_path / "out.json"
     path.write_text(content)
-    assert output_files.unwritable(path) == ""
+    assert run_document_file.unwritable(path) == ""
     path.write_text(content.replace('"', '"my ') if '"' in content else "[1]")
-    assert output_files.unwritable(path).startswith("is no earlier document")
+    assert run_document_file.unwritable(path).startswith("is no earlier document")
 
 
 def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
     for shut in (path, tmp_path):
         monkeypatch.setattr(os, "access", lambda one, mode, shut=shut: one != shut)
         told = f"no permission to write to {shut}: make it writable, or name another file"
-        assert output_files.unwritable(path) == told
+        assert run_document_file.unwritable(path) == told
 
 
 @pytest.mark.parametrize(
@@ -375,14 +375,14 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     and the run fails and says why.
     """
     gate.guarded()
-    real = output_files.replace_file
+    real = run_document_file.replace_file
 
     def replace_file(path, data):
         if path.name == "run.json":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data)
 
-    monkeypatch.setattr(output_files, "replace_file", replace_file)
+    monkeypatch.setattr(run_document_file, "replace_file", replace_file)
     result = gate.run("--perf-json=run.json", "--perf-report=run.md")
     assert result.ret == 1
     result.says("linear?nano? *same", "*--perf-json=run.json: No space left*")

@@ -16,8 +16,7 @@ from kineto import (
 )
 
 from stepguard.core.profile import mean
-from stepguard.trace.chrome_events import TraceError
-from stepguard.trace.chrome_trace import decode_all
+from stepguard.trace.chrome_trace import TraceError, decode_all
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile
 

@@ -25,7 +25,7 @@ import msgspec
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
 from stepguard.judge.comparable import UNSET, Tag, comparable
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
@@ -186,11 +186,11 @@ def on_each_node(*arguments: object) -> list[str]:
     """Return the command line of on_node.py. It begins with ``env``, since a launcher may not pass
     on the environment.
     """
-    path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
+    path = f"PYTHONPATH={torchrun.ENGINE.parent}"
     return [
         "env",
         path,
-        *callers_engine.command("stepguard.launch.nodes.on_node"),
+        *torchrun.command("stepguard.launch.nodes.on_node"),
         *map(str, arguments),
     ]
 
@@ -332,9 +332,9 @@ def start(
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(callers_engine.ENGINE.parent), theirs])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(torchrun.ENGINE.parent), theirs])),
     }
-    supervisor = [*callers_engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*torchrun.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 
