@@ -23,7 +23,7 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
-from stepguard.launch.torchrun import ENGINE, LaunchSpec
+from stepguard.launch.torchrun import LaunchSpec
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
@@ -37,7 +37,6 @@ from stepguard.measure.combine_ranks import (
     refuse_other_gpus,
     with_profiles,
 )
-from stepguard.storage.compile_cache import CompiledStep
 
 
 class Ahead:
@@ -254,9 +253,9 @@ class CaseWorkers:
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
         self._following = following or Ahead()  # launches of this case that are to come
-        self._compiled: CompiledStep | None = None
-        # Of the newest launch's first step; before that, as an earlier run noted it.
-        self._first_reserved_bytes = 0
+        # The GPU memory that a rank had reserved after its first step, until it is counted how much
+        # later steps need; 0 if unknown.
+        self.first_reserved_bytes = 0
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
@@ -311,9 +310,6 @@ class CaseWorkers:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_differing_ranks(ranks)
         self._ranks = ranks
-        self._compiled = self._compiled or self._compiled_step(ranks[0].fingerprint)
-        if not self._first_reserved_bytes:
-            self._first_reserved_bytes = self._compiled.reserved_bytes
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
@@ -361,27 +357,11 @@ class CaseWorkers:
             self.counts = with_profiles(self.counts, known)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int, kept: bool) -> None:
-        """Keep the GPU memory that a rank had reserved after its first step, until it is counted
-        how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
-        """
-        self._first_reserved_bytes = first_step_bytes
-        if self._compiled:
-            self._compiled.note(first_step_bytes if kept else 0)
-
     @property
     def reserved_bytes(self) -> float:
         """Return the GPU memory that a rank's step reserves; 0 if unknown."""
         counted = self.counts.information if self.counts else {}
-        return counted.get("peak_reserved_bytes", float(self._first_reserved_bytes))
-
-    def _compiled_step(self, fingerprint: Mapping[str, Any]) -> CompiledStep:
-        """Return the compile cache's file for a workload that is built and has not run."""
-        machine = {key: value for key, value in fingerprint.items() if key != "device_uuid"}
-        tree = self._tree.resolve()
-        # Both trees' launches run one engine. It may lie in HEAD's tree, and compiles nothing.
-        modules = [module for module in self._modules if not module.is_relative_to(ENGINE)]
-        return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, modules)
+        return counted.get("peak_reserved_bytes", float(self.first_reserved_bytes))
 
     @property
     def gpu_memory_bytes(self) -> int:

@@ -200,11 +200,8 @@ class Driver:
         for launch in self._alive.values():
             launch.hello()
         self._import_ahead()
-        at_once = turns.build(self._alive, self._label(), self._first and len(trees) > 1)
-        compiled = any(launch.compiled_afresh for launch in self._alive.values())
+        turns.build(self._alive, self._label(), self._first)
         self._state.stage = Stage.BUILT
-        # Only first launches compile what all later ones take from the cache.
-        self._state.clean = not (self._first and at_once and compiled)
 
     def _count(self) -> None:
         """Count in each launch. If one of two ended for want of memory, both trees count alone."""

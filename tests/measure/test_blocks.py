@@ -140,32 +140,27 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     assert time_blocks(launch).steady == ("" if disturbed else said)
 
 
-@pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_one_rank_compiled_and_reserved_is_the_launchs(order, both):
-    """Whichever rank it is. The cache has the step if it has that of all ranks."""
-    names = ("compile_s", "compiled_afresh", "missed_graphs", "kept", "reserved_bytes")
-    idle = FirstStep(**dict(zip(names, (2.0, False, 0, both, 3), strict=True)))
-    busy = FirstStep(**dict(zip(names, (9.0, True, 1, True, 5), strict=True)))
-    launch, kept = running(answer=lambda command, **rest: [idle, busy][::order]), []
-    launch.workers.take_reserved = lambda *given: kept.append(given)
+def test_what_one_rank_compiled_and_reserved_is_the_launchs(order):
+    """Whichever rank it is."""
+    names = ("compile_s", "compiled_afresh", "missed_graphs", "reserved_bytes")
+    idle = FirstStep(**dict(zip(names, (2.0, False, 0, 3), strict=True)))
+    busy = FirstStep(**dict(zip(names, (9.0, True, 1, 5), strict=True)))
+    launch = running(answer=lambda command, **rest: [idle, busy][::order])
     launch.first_step(quietly=True)
     assert launch.compiled_afresh and launch.missed_graphs == 1
-    assert launch.measured(1).compile_s == 9.0 and kept == [(5, both)]
+    assert launch.measured(1).compile_s == 9.0 and launch.workers.first_reserved_bytes == 5
 
 
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
 def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
     """That of the launch that counts. A launch with a warm cache has no cold first step."""
-    first = FirstStep(
-        compile_s=24.0, compiled_afresh=afresh, missed_graphs=0, kept=True, reserved_bytes=0
-    )
+    first = FirstStep(compile_s=24.0, compiled_afresh=afresh, missed_graphs=0, reserved_bytes=0)
     said = {"prepare": None, "first_step": first, "sources": None}
     said |= dict.fromkeys(("count", "count_eager"), Counted(counts=Counts({})))
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
-    workers.take_reserved = lambda first_step_bytes, kept: None
     workers.check_sources = lambda ranks, spec, during: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()

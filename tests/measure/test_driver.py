@@ -68,9 +68,7 @@ class World:
         self.profiled = {}  # label: the profile of a launch that ran other kernels
         self.other_ranks = []  # what they answer if they are asked for kernels
         self.cold = set()  # the sides whose first launch compiles
-        self.modules = {}  # of each side's tree
         self.counts = {}  # label: what it counts beside the peak
-        self.reserved_bytes = 0  # after a first step, if not as many as are counted
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -190,9 +188,7 @@ def fake_group(world):
                     "torch": "2.13",
                     "cuda": "13.0",
                 },
-                "sources": {
-                    name: str(self.spec.root / name) for name in world.modules.get(self.side, ())
-                },
+                "sources": {},
                 "installed": {},
                 "memory_bytes": 140 * GIB,
             }
@@ -201,8 +197,8 @@ def fake_group(world):
             if event := world.comes_after.get(self.key):
                 event.wait(5.0)
             afresh = self.side in world.cold and self.label == "first launch"
-            reserved = world.reserved_bytes or world.peak_bytes[self.side]
-            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh), "kept": True}
+            reserved = world.peak_bytes[self.side]
+            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh)}
             return {"compile_s": 1.5, "reserved_bytes": reserved * self.on_gpu} | compiled
 
         def count(self):
@@ -411,70 +407,10 @@ def test_only_blocks_are_timed(world, measure):
     assert found.head.commit == "f" * 40 and found.base.commit == "0" * 40
 
 
-def first_steps_at_once(world):
-    """Tell whether both first launches ran their first step in a thread of its own."""
-    threads = [world.threads[label, "first_step"] for label in FIRST]
-    return threading.main_thread() not in threads
-
-
-@pytest.mark.parametrize("case", [GPU, CPU, replace(GPU, loop=Loop())])
-def test_first_steps_run_at_once_if_the_cache_had_both(world, measure, case):
-    """Other comparisons, or recordings, have run these steps before. A CPU's wait for each other,
-    since they would share its cores. So do those of a loop, which are part of its building.
-    """
-    world.cold = {"head", "base"}
-    measure(1, case)
-    assert not first_steps_at_once(world)
-    world.cold = set()
-    found = measure(1, case)
-    assert first_steps_at_once(world) == (case is GPU) and found.pairs == 1
-    assert {*launched(world)[2:]} <= {*FIRST}
-
-
-@pytest.mark.parametrize("new", ["head", "base"])
-def test_a_new_step_runs_alone(world, measure, tmp_path, new):
-    """It compiles, and no trial of a kernel is timed beside another launch."""
+def test_first_steps_run_alone(world, measure):
+    """They compile, and no trial of a kernel is timed beside another launch."""
     measure(1, GPU)
-    (tmp_path / "new.py").write_text("")
-    (tmp_path / "other" / "new.py").write_text("")
-    world.modules = {new: ["new.py"]}
-    measure(1, GPU)
-    assert not first_steps_at_once(world)
-
-
-def test_the_engine_in_heads_tree_makes_no_new_step(world, measure, tmp_path, monkeypatch):
-    """The base's launches run it, too, from there."""
-    monkeypatch.setattr(stepguard.measure.case_workers, "ENGINE", tmp_path / "stepguard")
-    (tmp_path / "stepguard").mkdir()
-    (tmp_path / "stepguard" / "engine.py").write_text("")
-    world.modules = {"head": ["stepguard/engine.py"]}
-    measure(1, GPU)
-    (tmp_path / "stepguard" / "engine.py").write_text("# of another version")
-    measure(1, GPU)
-    assert first_steps_at_once(world)
-
-
-@pytest.mark.parametrize("cold", [{"head"}, {"base"}, {"head", "base"}])
-def test_launches_that_tried_kernels_at_once_are_not_timed(world, measure, cold):
-    """The cache had lost a step. Its kernels were tried beside the other launch, so equal kernels
-    of the two may run in other forms. Launches that come later take one form from the cache.
-    """
-    measure(1, GPU)
-    world.cold = cold
-    world.events.clear()
-    found = measure(1, GPU)
-    assert first_steps_at_once(world) and found.pairs == 1
-    timed = {label for label, what in world.events if what.startswith("block")}
-    assert timed == {"pair 1 head", "pair 1 base"}
-
-
-@pytest.mark.parametrize("gib", [62, 64])
-def test_first_steps_at_once_fit_into_memory(world, measure, gib):
-    """If HEAD's needs as much as the base's did: under 90 % of 140 GiB together."""
-    world.reserved_bytes = gib * GIB
-    measure(1, GPU)
-    measure(1, GPU)
-    assert first_steps_at_once(world) == (gib == 62)
+    assert {world.threads[label, "first_step"] for label in FIRST} == {threading.main_thread()}
 
 
 @pytest.mark.parametrize("case", [GPU, CPU])
