@@ -30,10 +30,7 @@ TEXTS = {
         "judge against this branch, tag or commit, measured beside the tree as it is",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
-    "--perf-report": (
-        "PATH",
-        "write the run as Markdown, or as an HTML page if PATH ends in .html",
-    ),
+    "--perf-report": ("PATH", "write the run as Markdown"),
 }
 
 

@@ -74,7 +74,6 @@ from stepguard.report.terminal_summary import ShownRun, scaling_lines
 from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import run_document_file
 from stepguard.storage.accept_recording import accept
-from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
 
@@ -220,8 +219,6 @@ class PerfSession:
             with usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, named[0], into)
-        # Only this tree's folder: the base may still have calibrations that this change removes.
-        refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         if self._base:
@@ -248,7 +245,10 @@ class PerfSession:
             with usage_errors(f"--perf-against={rev}: "):
                 resolve(self._root, rev)
         for name, path in self._documents.items():
-            if problem := run_document_file.unwritable(self._commands.folder / path):
+            problem = run_document_file.unwritable(self._commands.folder / path)
+            if path.endswith(".html"):
+                problem = f"is Markdown; for HTML: {as_typed(f'stepguard report --html {path}')}"
+            if problem:
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
         if self.recorder.records:
             if option.perf_against or base_branch(self._config)[0]:
@@ -415,7 +415,7 @@ class PerfSession:
         document = structs.replace(
             document, problems=[*own, *self._missed], passed=document.passed and not found
         )
-        unwritten = write(self._option, self._commands.folder, document, self._root)
+        unwritten = write(self._option, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
         return not (own or found or unwritten)

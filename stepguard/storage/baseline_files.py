@@ -16,7 +16,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
 from stepguard.judge.recorded_profile import restored
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, aside, read, restore
+from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
@@ -57,17 +57,6 @@ def usual(root: Path) -> Path:
 def files(folder: Path) -> list[Path]:
     """Return the baseline files of a folder, sorted by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
-
-
-def refuse_calibrations(folder: Path) -> None:
-    """Raise FileError if there are calibrations of an earlier version: nothing reads them any
-    more.
-    """
-    if (path := folder / "calibration").is_dir():
-        raise FileError(
-            f"{path}: calibrations no longer count: a noisy case has its own margins_pct instead; "
-            f"put the folder aside: {aside(path, os.path.relpath(path))}"
-        )
 
 
 def recorded(folder: Path) -> dict[str, dict[str, Entry]]:

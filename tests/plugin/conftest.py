@@ -19,7 +19,6 @@ import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 from builders import replace
 from counts import counted
-from lab_commands import add_lab
 from short_launches import BUSY_LIMIT_S
 
 import stepguard.measure.driver
@@ -356,12 +355,6 @@ def gate(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made
-
-
-@pytest.fixture
-def lab(gate, monkeypatch, tmp_path_factory):
-    """The lab's commands, in processes that the run starts; its own looks up nothing installed."""
-    add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture

@@ -143,21 +143,3 @@ def test_the_file_that_breaks_while_measuring(recorded, monkeypatch):
     assert result.ret != 0
     assert path.read_text() == "{"
     assert "INTERNALERROR" not in "\n".join(result.outlines + result.errlines)
-
-
-def test_calibrations_of_an_earlier_version_are_refused_by_name(recorded):
-    """Before anything is measured, with the command that moves them away; a base that still has
-    them refuses no change that removes them.
-    """
-    kept = recorded.baselines / "calibration"
-    kept.mkdir()
-    (kept / "cpu.json").write_text("{}")
-    recorded.commit(tag="base")
-    result = recorded.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and recorded.measured == []
-    result.stderr.fnmatch_lines(
-        ["*no longer count*mv baselines/calibration baselines/calibration.old*"]
-    )
-    recorded.git("rm", "-qr", "baselines/calibration")
-    recorded.commit()
-    assert recorded.run("--perf-base=base").ret == 0

@@ -6,10 +6,8 @@ import os
 from datetime import timedelta
 
 import pytest
-from html_pages import Page
 from run_documents import OLD
 
-import stepguard.plugin.run_documents
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, ProblemCode, State
@@ -389,30 +387,8 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     assert "same" in (gate.path / "run.md").read_text()
 
 
-def test_a_page_in_html_is_written_by_the_lab(mixed, lab):
-    """In a process of its own, with the evidence of this run; every verdict is in it."""
-    mixed.run("--perf-report=pages/report.html", "--perf-json=run.json")
-    page = Page((mixed.path / "pages/report.html").read_text())
-    assert page.problems == [] and "is not here" not in page.text
-    assert "1 BROKEN, 1 CHANGED, 1 NO BASELINE, 1 same" in page.text
-    assert "flops_per_step 1,000 -> 2,000" in page.text and "Single steps, by launch" in page.text
-    mixed.run("--perf-report=pages/report.html", "-k", "same")  # which replaces it
-    assert "CHANGED" not in (mixed.path / "pages/report.html").read_text()
-
-
-def test_a_page_that_is_the_users_own_stays(mixed, lab):
-    """Refused before anything is measured."""
-    (mixed.path / "mine.html").write_text("<p>mine</p>")
-    result = mixed.run("--perf-report=mine.html")
-    assert result.ret == 4 and mixed.measured == []
-    assert (mixed.path / "mine.html").read_text() == "<p>mine</p>"
-
-
-def test_a_page_that_cannot_be_made_fails_the_run(mixed, lab, monkeypatch):
-    """As any other document: whoever opens it would see an older one."""
-    monkeypatch.setattr(stepguard.plugin.run_documents, "REPORT_LIMIT_S", 0.01)
-    found = document(mixed, "--perf-report=report.html", "-k", "same")
-    assert found.passed
-    result = mixed.run("--perf-report=report.html", "-k", "same")
-    assert result.ret == 1 and not (mixed.path / "report.html").exists()
-    result.says("*--perf-report=report.html: the page could not be made: *timed out*")
+def test_a_page_in_html_is_the_labs(mixed):
+    """Refused before anything is measured, with the command that makes it."""
+    result = mixed.run("--perf-report=run.html")
+    assert (result.ret, mixed.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*--perf-report=run.html: *stepguard report --html run.html*"])
