@@ -179,36 +179,28 @@ SAID_BEFORE = (ProblemCode.FAILED, ProblemCode.NOT_PASSED)  # by a test, or by p
 
 
 class StrictRun:
-    """The run of this process. If it is strict, it fails for what the guard finds in its document.
-    ``unsuited`` returns why this machine is not for a case; empty if it is.
-    """
+    """The run of this process. If it is strict, it fails for what the guard finds."""
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        baselines: Path,
-        selection: Selection,
-        unsuited: Callable[[Case], str],
-    ) -> None:
+    def __init__(self, config: pytest.Config, baselines: Path, collection: Collected) -> None:
         self.strict = is_strict(config)
         self.began: Revision | None = None  # when a strict run began
         self.baselines_dirty: list[str] = []  # then: its baselines that are not the commit's
         self.changed: dict[str, None] = {}  # what launches inherit and what changed, each once
         self.notices: list[str] = []
         self._root, self._baselines = config.rootpath, baselines
-        self._selection, self._unsuited = selection, unsuited
+        self._collection = collection
         self._expected: dict[str, Entry] = {}  # by case: the baselines that judge here
         # The same, and this tree's own baselines of cases that have no other.
-        self._recorded = self._expected
+        self.recorded = self._expected
 
     def begin(self, gpus: Sequence[Gpu], judges: Path) -> None:
         """Read the baselines for this machine: this tree's, and those in ``judges``, which judge.
         Raises UsageError and FileError.
         """
         self._expected = recorded_here(judges, gpus)
-        self._recorded = recorded_here(self._baselines, gpus) | self._expected
+        self.recorded = recorded_here(self._baselines, gpus) | self._expected
         machine = gpus[0].name if gpus else CPU_MACHINE
-        self.notices += former_lines(judges, self._selection.collection, machine)
+        self.notices += former_lines(judges, self._collection, machine)
         if self.strict:
             seen = checkout(self._root)
             self.began = seen.revision(self._baselines)
@@ -234,10 +226,6 @@ class StrictRun:
         self.changed |= dict.fromkeys(new)
         if not self.strict:
             self.notices += map(changed_in_pytest, new)
-
-    def states(self) -> list[CaseState]:
-        """Return what has become of every case so far."""
-        return self._selection.states(self._recorded, self._unsuited)
 
     def missed(self, document: RunDocument, waivers: Sequence[Permission]) -> list[Problem]:
         """Return what the guard finds in the document of a strict run, beside the document's own

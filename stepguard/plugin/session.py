@@ -148,7 +148,7 @@ class PerfSession:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = StrictRun(config, self._baselines, self.selection, self._unsuited)
+        self.guard = StrictRun(config, self._baselines, collection)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: list[Problem] = []  # the usage error that ended the run
@@ -400,7 +400,7 @@ class PerfSession:
             self._notices += stale_lines(self._collection.cases, results, self._commands)
         states: list[CaseState] = []
         with contextlib.suppress(pytest.UsageError):  # of a machine that cannot be read
-            states = self.guard.states()
+            states = self.selection.states(self.guard.recorded, self._unsuited)
         self._notices += left_out_line(states)
         nothing = self.selection.asked and not results
         own = self._refused or problems_of(exitstatus, self.recorder.refused, nothing)

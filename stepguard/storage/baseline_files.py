@@ -98,15 +98,10 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
     the file of another machine: nothing may be compared with it or recorded in it.
     """
     content = load(path)
-    if content is not None:
-        refuse_other_machine(path, content.machine, machine)
+    if content is not None and content.machine != machine:
+        other = f"holds figures of {content.machine!r}, not of {machine!r}"
+        raise FileError(f"{path}: {other}; {restore(path)}")
     return content
-
-
-def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
-    """Raise FileError if a file holds another machine's figures."""
-    if holds != machine:
-        raise FileError(f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}")
 
 
 def _problems(content: BaselineFile) -> Iterator[str]:
