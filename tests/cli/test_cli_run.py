@@ -96,16 +96,6 @@ def test_options_and_parameters_in_any_order(shell, arguments):
     assert (parameters["device"], parameters["world_size"]) == ("cpu", 2)
 
 
-def test_text_unless_json_is_asked_for(shell):
-    """In a pipe, too: figures, and where the evidence is."""
-    shell.will_measure(shell.made())
-    done = shell("run", "factories:linear")
-    assert done.status == 0
-    *_, evidence = done.out.splitlines()
-    assert (shell.path / evidence.removeprefix("evidence: ")).is_file()
-    assert "{" not in done.out
-
-
 def test_json_into_a_file(shell):
     """--json writes the document, in a folder that is made."""
     shell.will_measure(shell.made())
@@ -199,8 +189,3 @@ def test_parse_params_refuses(pairs):
     """No "=", no key, a key twice: ValueError."""
     with pytest.raises(ValueError):
         parse_params(pairs)
-
-
-def test_parse_params_of_nothing():
-    """No arguments, no parameters."""
-    assert parse_params([]) == {}

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -238,25 +237,6 @@ def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypat
     for name in names:
         monkeypatch.setenv(name, str(hooked(other, name)))
     assert current(root, root / "baselines") == Revision(head, ("code.py",))
-
-
-def test_inside_a_real_hook(root, tmp_path):
-    """git itself sets the variables: a pre-commit hook of one repository asks about another."""
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "-q")
-    (other / "x.py").write_text("")
-    git(other, "add", "-A")
-    hook = other / ".git" / "hooks" / "pre-commit"
-    hook.parent.mkdir(exist_ok=True)
-    asked = "from pathlib import Path; from stepguard.machine.git.revision import current; "
-    asked += f"r = {str(root)!r}"
-    asked += "; print(current(Path(r), Path(r, 'baselines')).commit)"
-    out = tmp_path / "out"
-    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{asked}" > {out}\n')
-    hook.chmod(0o755)
-    git(other, "commit", "-q", "-m", "hooked")
-    assert out.read_text().strip() == git(root, "rev-parse", "HEAD")
 
 
 def test_a_second_edit_of_a_dirty_file_is_another_state(root):

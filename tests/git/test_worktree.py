@@ -186,16 +186,6 @@ def test_a_folder_of_the_repository(root):
     assert left(below) == []
 
 
-def test_what_git_does_not_know_is_not_there(root):
-    """Ignored and untracked files are not copied."""
-    (root / ".gitignore").write_text("data.bin\n")
-    commit(root, "ignore")
-    for name in ("data.bin", "new.py"):
-        (root / name).write_text("x")
-    with tree_of(root, "HEAD") as tree:
-        assert sorted(p.name for p in tree.root.iterdir()) == [".git", ".gitignore", "code.py"]
-
-
 def test_data_that_git_ignores_is_linked(root):
     """A folder and a file, however deep; never what git tracks, or what the tree has itself. After
     the block the links are gone, and the data is not.
@@ -262,14 +252,6 @@ def test_a_link_to_tracked_files_is_no_data(root):
         assert not (tree.root / "data").exists()
 
 
-def test_a_path_that_no_disk_can_have_is_no_data(root):
-    """Too long a name, and a link to itself."""
-    (root / "loop").symlink_to("loop")
-    with tree_of(root, "one") as tree:
-        share(tree, root, ["a" * 300, "loop", "loop/inner"])
-        assert sorted(path.name for path in tree.root.iterdir()) == [".git", "code.py"]
-
-
 def test_a_link_among_the_trees_is_left_alone(root, tmp_path):
     """What it leads to keeps its rights."""
     (tmp_path / "mine" / "inner").mkdir(parents=True)
@@ -314,15 +296,6 @@ def test_nobody_elses_worktree_is_forgotten(root, tmp_path):
     with tree_of(root, "one"):
         pass
     assert left(root) == ["an entry of git's"]
-
-
-def test_ctrl_c_while_the_tree_is_held(root, hold):
-    """A real SIGINT ends the process with KeyboardInterrupt and leaves nothing."""
-    process, tree = hold(root, "one")
-    assert tree.is_dir()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT_S) == -signal.SIGINT
-    assert left(root) == []
 
 
 def test_a_second_ctrl_c_while_it_is_removed(root, hold, tmp_path, monkeypatch):

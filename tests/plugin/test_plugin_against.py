@@ -104,14 +104,6 @@ def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
     gate.run(OTHER, passed=1)
 
 
-def test_no_stored_baseline_has_a_say(gate, h200):
-    """A recording that would be SLOWER, or NOT COMPARABLE, changes nothing."""
-    case = a_case(gate, h200)
-    gate.will_measure(case, step_ms=1.0, torch="1.0")
-    gate.record(case)
-    assert gate.run(OTHER).ret == 0
-
-
 def test_slower_fails_and_says_by_what(gate, h200):
     """The interval, the pairs, the margins and the other revision; what there is to do is no
     acceptance of this run.
@@ -152,14 +144,6 @@ def test_a_changed_tree_is_allowed(gate, h200):
     (gate.path / "factories.py").write_text("# edited\n")
     result = gate.run(OTHER, failed=1)
     result.says("linear?124m?: SLOWER: *")
-
-
-def test_it_works_without_pytest_benchmark(gate, h200):
-    """-p no:benchmark."""
-    a_case(gate, h200, 2.0)
-    gate.run("-p", "no:benchmark", OTHER, failed=1)
-    gate.will_compare(gate.cuda())
-    gate.run("-p", "no:benchmark", OTHER, passed=1)
 
 
 def test_a_case_among_many_has_its_level_beforehand(gate, h200):

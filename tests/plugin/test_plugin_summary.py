@@ -86,19 +86,6 @@ def test_stages_are_shown_with_v_only(gate):
     quiet.stdout.no_fnmatch_line("*launch 1: start*")
 
 
-def test_what_is_left_is_told_by_the_cases_that_are_done(gate):
-    """Of a run on a machine that nothing is known of; a case that failed tells nothing."""
-    a, b, _ = cases = [gate.cpu(name) for name in "abc"]
-    gate.suite(*cases)
-    gate.will_measure(a, wall_s=70.0)
-    gate.will_measure(b, wall_s=2.0, faults=(Fault(Reason.RAISED, "x"),))
-    gate.run().says(
-        "[[]1/3] linear?a?: at a guess 1:00 left",
-        "[[]2/3] linear?b?: about 2:20 left",
-        "[[]3/3] linear?c?: about 1:10 left",
-    )
-
-
 def test_the_position_counts_the_cases_that_will_run(gate):
     """[2/3] counts what is selected and not skipped."""
     cases = [gate.cpu("a"), gate.cuda("skipped"), gate.cpu("b"), gate.cpu("c")]

@@ -108,18 +108,6 @@ def test_a_run_that_records_measures_all(committed, option):
     assert not committed.may_be_enough
 
 
-def test_same_on_a_gpu_appends(committed, h200):
-    """A `same` GPU result becomes one more recording of its epoch, with its times."""
-    committed.gpus = [h200]
-    committed.suite(committed.cuda())
-    committed.git("commit", "-qam", "gpu")
-    for count in (1, 2, 3):
-        assert committed.run("--perf-update").ret == 0
-        (epoch,) = recorded(committed, "h200x1.json")["linear[124m]"]["epochs"]
-        assert len(epoch["recordings"]) == count
-    assert epoch["recordings"][0]["times_ms"]["step_ms"] == [10.0, 10.0]
-
-
 @pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     """It is said at once, not after a suite of half an hour, and the file is named."""
@@ -181,15 +169,6 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
     result.says("*cannot be written: No space left on device; the old file is*")
 
 
-def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
-    """Writing the first case's baseline does not get the second one refused, nor the next run."""
-    gate.suite(gate.cpu("a"), gate.cpu("b"))
-    gate.commit()
-    for _ in range(2):
-        assert gate.run("--perf-update").ret == 0
-    assert set(recorded(gate)) == {"linear[a]", "linear[b]"}
-
-
 def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     """With what mends it: a script may write its settings or checkpoints beside its source."""
     gate.suite(gate.cpu())
@@ -206,16 +185,6 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     result.says("*different code (config.yaml)*")
     result.says("*uncommitted changes (config.yaml): commit them, or add outputs*")
     assert not (gate.baselines / "cpu.json").exists()
-
-
-def test_a_baselines_folder_does_not_excuse_the_tree(gate):
-    """--perf-baselines=. excuses the baseline files in it, not the code beside them."""
-    gate.suite(gate.cpu())
-    gate.commit()
-    (gate.path / "extra.py").write_text("x = 1\n")
-    result = gate.run("--perf-baselines=.", "--perf-update")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*uncommitted changes (extra.py)*"])
 
 
 def test_refusals_name_the_folder(committed):

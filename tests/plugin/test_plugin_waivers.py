@@ -145,13 +145,3 @@ def test_a_waived_case_is_not_recorded(slower):
     waive(slower)
     assert slower.run("--perf-update").ret == 0
     assert (slower.baselines / "cpu.json").read_bytes() == before
-
-
-def test_commands_name_the_folder_of_the_baselines(gate):
-    """What removes a waiver would else look for it in the usual folder."""
-    gate.record(gate.cpu())
-    gate.suite(gate.cpu())
-    waive(gate)
-    gate.baselines.rename(gate.path / "mine")
-    removal = "*waive 'linear?nano?' graph_breaks --baselines mine --remove*"
-    gate.run("--perf-baselines=mine").says(removal)
