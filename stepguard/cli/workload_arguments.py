@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -148,14 +147,9 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
     if asked and case.device != device:
-        params = {**case.params, **parameters(options)[0]}
-        pairs = [f"{key}={_as_typed(value)}" for key, value in params.items()]
-        ranks = options.gpus or case.world_size
-        several = ["--gpus", str(ranks)] if ranks > 1 else []
-        factory = shlex.join([case.workload, *pairs, "--device", device, *several])
         raise UsageError(
             f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
-            f"name its factory instead, with all parameters: {factory}"
+            f"name its workload instead, with all parameters: {case.workload}"
         )
     return case
 
@@ -233,15 +227,6 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
             value = text
         params[key] = value if isinstance(value, Scalar) else text
     return params
-
-
-def _as_typed(value: Scalar) -> str:
-    """Return a value as parse_params() reads it: without quotes, unless JSON would read the text as
-    another value.
-    """
-    if isinstance(value, str) and parse_params([f"x={value}"]) == {"x": value}:
-        return value
-    return json.dumps(value)
 
 
 def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:

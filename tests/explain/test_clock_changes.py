@@ -9,8 +9,8 @@ from builders import replace
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import KernelRow, Parts, Profile, added
 from stepguard.explain.causes import explain
-from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import match
+from stepguard.explain.scatter import Pace
 
 STEPS = 6
 # class, phase, us a step, how far it follows the clock, its own scatter: as on an H200

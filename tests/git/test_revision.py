@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from git_repositories import git, repository
@@ -18,8 +17,6 @@ from stepguard.machine.git.revision import (
     tracked_files,
     untracked,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ from stepguard.worker.counters.profiled_steps import trace_steps
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.counters.traced_calls import count_calls
 
-ROOT = Path(__file__).resolve().parents[3]
-LONG_S = 900.0
 MAIN, AUTOGRAD, GLOO = 1, 2, 3
 MARK = "stepguard.step"
 STEP_US = 1000.0
