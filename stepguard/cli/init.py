@@ -34,7 +34,6 @@ from stepguard.cli.workload_arguments import (
     missing,
     parameters,
     script_of,
-    with_colon,
 )
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
@@ -368,8 +367,7 @@ def _wanted_case(options: argparse.Namespace) -> Case:
     name = options.name or f"{device}{several}"
     workload, args = script_of(options) if options.script else (options.factory, ())
     if not options.script and ":" not in workload:
-        hint = with_colon(workload, options.root)
-        raise UsageError(f"{workload!r}: write package.module:function, or -- SCRIPT{hint}")
+        raise UsageError(f"{workload!r}: write package.module:function, or -- SCRIPT")
     try:
         case = Case(
             name,
@@ -384,7 +382,7 @@ def _wanted_case(options: argparse.Namespace) -> Case:
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if problem := missing(workload, options.root, None if case.loop else params):
+    if problem := missing(workload, options.root):
         raise UsageError(problem)
     return case
 
