@@ -1,6 +1,5 @@
 """python -m stepguard doctor: what is missing is an ERROR with a remedy, and status 1."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -61,15 +60,6 @@ def test_a_triton_without_a_disassembler_is_a_note(machine):
     done = machine([H200], without)
     assert done.status == 0 and "note   no nvdisasm in Triton's folder" in done.out
     assert "nvdisasm" not in machine([H200]).out + machine((), without).out
-
-
-def test_every_package_is_named_with_its_version(machine):
-    """Each requirement is listed as installed."""
-    out = machine().out
-    declared = {requirement.name for requirement in requirements.requirements()}
-    assert {"torch", "pytest", "msgspec", "nvidia-ml-py"} <= declared
-    for name in declared:
-        assert f"ok     {name} {metadata.version(name)}\n" in out
 
 
 def test_a_missing_package(machine, monkeypatch):
@@ -147,13 +137,6 @@ def test_a_fit_gpu(machine):
     assert "pytest perf_tests --perf-update-new\n" in done.out
 
 
-def test_an_occupied_gpu(machine):
-    """A GPU that somebody uses is an ERROR."""
-    done = machine([H200], problem="GPU-1: in use by process 7; end it, or choose a GPU")
-    assert done.status == 1
-    assert errors(done) == ["ERROR  GPU-1: in use by process 7; end it, or choose a GPU"]
-
-
 def test_gpus_of_several_kinds(machine):
     """Mixed GPUs are an ERROR with the remedy."""
     other = Gpu("GPU-2", "NVIDIA H100", "580.65.06", 1980)
@@ -195,13 +178,6 @@ def test_a_broken_baseline(machine):
     done = machine()
     assert done.status == 1
     assert "baselines/cpu.json" in errors(done)[0]
-
-
-def test_errors_come_last(machine):
-    """The lines that matter stand at the end, with their number below."""
-    done = machine([H200], USABLE | {"gpus": 0, "usable": False})
-    *_, error, count = done.out.splitlines()
-    assert error.startswith("ERROR") and count == "1 error"
 
 
 def test_the_tree(machine):
@@ -288,14 +264,3 @@ def test_profilers_of_nvidia(machine, monkeypatch, tmp_path):
     assert f"ok     ncu 2025.3.1.0, {fake}" in out
     assert "note   no nsys: it comes with Nsight Systems" in out
     assert "note   no nvcc" in out and "note   no nvidia-smi" in out
-
-
-def test_waivers_that_nothing_can_be_judged_by_are_an_error(machine, tmp_path):
-    """With the value that is wrong; every other command refuses them, too."""
-    (tmp_path / "baselines").mkdir()
-    waiver = {"case": "a", "metric": "step_ms", "reason": "r", "expires": "2026-13-45"}
-    path = tmp_path / "baselines" / "waivers.json"
-    path.write_text(json.dumps({"schema": 1, "waivers": [waiver]}))
-    done = machine()
-    assert done.status == 1
-    assert any('waivers[0].expires`: "2026-13-45"; correct it, ' in one for one in errors(done))

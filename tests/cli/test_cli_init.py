@@ -78,14 +78,6 @@ def test_a_project_is_guarded_with_one_command(project):
     assert "__pycache__/\n" in (project.path / ".gitignore").read_text()
 
 
-def test_parameters_are_written_as_they_were_given(project):
-    """As Python source: a text keeps its quotes."""
-    project.commit()
-    assert project.init("compile=false", 'name=it\'s "é"') == 0
-    (params,) = (n for n in ast.walk(ast.parse(project.test.read_text())) if type(n) is ast.Dict)
-    assert ast.literal_eval(params) == {"width": 64, "compile": False, "name": 'it\'s "é"'}
-
-
 @pytest.mark.parametrize("plugins", [(), ("stepguard.plugin",)])
 def test_without_the_plugin_it_says_what_to_install(project, capsys, monkeypatch, plugins):
     """pytest names options alone that it does not know; it may refuse others, too."""

@@ -86,24 +86,6 @@ def test_what_pairs_alone_say_is_waived(shell):
     assert [(one["metric"], one["value"]) for one in waivers(shell)] == [("graph_breaks", 2)]
 
 
-def test_a_case_without_any_baseline(shell):
-    """Judged against a revision alone: waived as any other, and no misspelling is."""
-    shell.keep_comparison(shell.made("a"), shell.made("a"))
-    done = shell("waive", "linear[a]", *SIZE, *WHY)
-    assert done.status == 0, done.err
-    assert [one["value"] for one in waivers(shell)] == [2]
-    assert shell("waive", "linear[b]", *SIZE, *WHY).status == 2
-
-
-def test_a_second_waiver_of_a_metric_replaces_the_first(changed):
-    """That of another metric stays."""
-    for size in (("7",), ("5",)):
-        assert changed("waive", "linear[a]", "graph_breaks", "--value", *size, *WHY).status == 0
-    assert changed("waive", "linear[a]", "recompiles", "--value", "50", *WHY).status == 0
-    sizes = {one["metric"]: one["value"] for one in waivers(changed)}
-    assert sizes == {"graph_breaks": 5, "recompiles": 50}
-
-
 def test_judge_names_a_waiver_of_no_case(changed):
     """It judges what it was given, and says that nobody knows the waiver's case."""
     changed("waive", "linear[a]", *SIZE, *WHY)

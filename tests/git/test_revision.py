@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import time
 
 import pytest
@@ -101,21 +100,6 @@ def test_a_document_of_a_run_is_no_change_unless_git_has_it(root, name, text, is
     assert dirty(root) == (name,)
 
 
-def test_a_link_to_a_document_is_a_change(root, tmp_path):
-    """What it leads to may be another file by the next step."""
-    (tmp_path / "run.json").write_text(RUN)
-    (root / "out.json").symlink_to(tmp_path / "run.json")
-    assert dirty(root) == ("out.json",)
-
-
-def test_another_folder_of_baselines(root):
-    """The folder in use is left out, the default one is then code like any other."""
-    (root / "baselines" / "cpu.json").write_text("2\n")
-    (root / "mine").mkdir()
-    (root / "mine" / "cpu.json").write_text("")
-    assert current(root, root / "mine").dirty == ("baselines/cpu.json",)
-
-
 def test_a_subfolder_sees_the_whole_repository(root):
     """Run below the top, a change beside it is seen too, and baselines/ there is left out."""
     below = root / "sub dir"
@@ -141,17 +125,6 @@ def test_a_repository_that_begins_inside_of_another(root):
     (root / "inner" / "code.py").write_text("1")
     written = current(root / "inner", None)
     assert written == inner and written.state != inner.state
-
-
-def test_files_of_a_merge_that_is_not_done_are_dirty(root):
-    """The two sides' change of a line is neither side's."""
-    for name, text in (("one", "2\n"), ("two", "3\n")):
-        git(root, "switch", "-q", "-c", name, "main")
-        (root / "a b.py").write_text(text)
-        git(root, "commit", "-q", "-a", "-m", name)
-    with pytest.raises(subprocess.CalledProcessError):
-        git(root, "merge", "-q", "one")
-    assert dirty(root) == ("a b.py",)
 
 
 def test_no_repository(tmp_path):
@@ -234,16 +207,6 @@ def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypat
     for name in names:
         monkeypatch.setenv(name, str(hooked(other, name)))
     assert current(root, root / "baselines") == Revision(head, ("code.py",))
-
-
-def test_a_second_edit_of_a_dirty_file_is_another_state(root):
-    """The list of files that differ is the same, and the tree is not."""
-    (root / "code.py").write_text("2\n")
-    first = current(root, root / "baselines")
-    assert current(root, root / "baselines").state == first.state
-    (root / "code.py").write_text("33\n")
-    second = current(root, root / "baselines")
-    assert second == first and second.state != first.state
 
 
 def test_a_rewritten_file_of_the_old_size_and_time_is_another_state(root):

@@ -32,13 +32,6 @@ def test_segments_become_pairs_of_the_slowest():
     assert pairs_of(ranks, order) == [(10, 15), (16, 14)]
 
 
-def test_segments_of_a_longer_lead_never_count():
-    """Three that settle the machine, whatever they read, leave pairs as they were."""
-    order = [0, 0, 0, 0, 1, 1, 0]
-    ranks = [segments_of([99.0, 1.0, 50.0, 10, 13, 14, 12])]
-    assert pairs_of(ranks, order, 3) == [(10, 13), (12, 14)]
-
-
 def test_series_follow_each_other():
     """Two series of two pairs: four pairs."""
     lengths, levels = [], iter((10.0, 20.0))

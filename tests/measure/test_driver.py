@@ -6,11 +6,10 @@ answers.
 import math
 import re
 import threading
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import FINGERPRINT, replace
+from builders import replace
 from recorded_kernels import COLD, edited, longer, profile
 
 import stepguard.measure.case_workers
@@ -30,7 +29,7 @@ from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.measure.case_workers import Bench, CaseWorkers
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.driver import Pairing
 from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
@@ -391,20 +390,6 @@ def test_launches_one_after_the_other_time_the_same_steps(world, measure, number
     assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
 
 
-def test_only_blocks_are_timed(world, measure):
-    """Leads and warm-ups are in no launch: two blocks of the planned steps each, and their mean."""
-    world.step_ms = {"head": 250.0, "base": 125.0}
-    found = measure(2)
-    for side, name in ((found.head, "head"), (found.base, "base")):
-        for number, launch in enumerate(side.launches, start=1):
-            assert launch.index == number and launch.compile_s == 1.5
-            assert [block.steps for block in launch.blocks] == [4, 4]  # the fewest
-            assert launch.step_ms == pytest.approx(world.step_ms[name])
-            assert launch.warmup_steps > 0 and launch.discarded == ()
-    assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
-    assert found.head.commit == "f" * 40 and found.base.commit == "0" * 40
-
-
 def test_first_steps_run_alone(world, measure):
     """They compile, and no trial of a kernel is timed beside another launch."""
     measure(1, GPU)
@@ -535,13 +520,6 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(world, measure):
     assert found.pairs == 1 and judged(found).reason is Reason.COUNT_UNSTABLE
 
 
-def test_an_eager_step_that_fails_otherwise_is_a_fault(world, measure):
-    """Only memory is a matter of the step's size."""
-    world.fails[FIRST[1], "count_eager"] = "RAISED"
-    found = measure(1, GPU)
-    assert [fault.code for fault in found.base.faults] == [Reason.RAISED]
-
-
 def test_a_loop_is_built_after_heads_first_step(world, measure):
     """Building it runs its first steps, which compile. Other workloads are built at once."""
     for case in (replace(CPU, loop=Loop()), CPU):
@@ -601,23 +579,6 @@ def test_what_fits(world, measure, peaks, at_once):
     measure(2, GPU)
     thread = world.threads[("pair 2 head", "first_step")]
     assert (thread is not threading.main_thread()) is at_once
-
-
-def test_the_smallest_gpu_says_what_fits():
-    """Ranks may have cards of different sizes."""
-    workers = CaseWorkers.__new__(CaseWorkers)
-    workers._ranks = [SimpleNamespace(memory_bytes=gib * GIB) for gib in (140, 80, 140)]
-    assert workers.gpu_memory_bytes == 80 * GIB
-
-
-def test_a_disturbed_block_is_measured_again(world, measure):
-    """In its turn, before the other side's; it is kept for the record and not counted."""
-    world.taints = [None, HOT]  # the first block is base's, the second head's
-    found = measure(1, GPU)
-    (head,), (base,) = found.head.launches, found.base.launches
-    assert len(head.blocks) == len(base.blocks) == 2
-    assert [block.disturbance for block in head.discarded] == [HOT]
-    assert not base.discarded and not any(block.disturbance for block in head.blocks)
 
 
 @pytest.mark.parametrize(
@@ -730,17 +691,6 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     found = measure(4, GPU)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 0, 0, 0]
     assert profiles(world)[-1].startswith("pair 2")
-
-
-def test_a_launch_has_the_mean_of_its_ranks_kernels(world, measure, differing):
-    """Of all ranks, or of none: what is left of a profile says nothing of the slowest rank."""
-    slower = longer(world.profiles["base"], GELU, 100.0)
-    (us,) = (row.us[0] for row in profile().kernels if row.name == GELU)
-    at = next(n for n, row in enumerate(profile().kernels) if row.name == GELU)
-    for profiles, wanted in (([slower], us + 50.0), ([slower, None], None)):
-        world.other_ranks = [{"profile": msgspec.to_builtins(one)} for one in profiles]
-        (base,) = measure(1, GPU).base.launches
-        assert [base.kernels_us[at]] == pytest.approx([wanted]) if wanted else not base.kernels_us
 
 
 def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
@@ -886,27 +836,6 @@ def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
     monkeypatch.setattr(stepguard.measure.driver, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)
     assert found.pairs == 3 and not found.out_of_time
-
-
-def test_progress_names_the_pair_and_the_side(world, measure):
-    """Counting, building, warming up and every block is told."""
-    measure(2)
-    told = "\n".join(world.told)
-    for part in (
-        "first launch: build and first step",
-        "pair 2: build and first step",
-        "pair 2 head: warm-up",
-        "pair 2 base: block 2 of 2",
-    ):
-        assert part in told
-
-
-def test_the_fingerprint_is_the_machines(world, measure):
-    """With what the driver knows; each side has its own."""
-    found = measure(1, GPU)
-    assert found.head.fingerprint.driver == FINGERPRINT.driver == H200.driver
-    assert found.base.fingerprint == found.head.fingerprint
-    assert found.head.tokens_per_step == 10
 
 
 def test_no_launch_follows_one_that_never_got_steady(world, bench):

@@ -104,28 +104,6 @@ def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
     gate.run(OTHER, passed=1)
 
 
-def test_slower_fails_and_says_by_what(gate, h200):
-    """The interval, the pairs, the margins and the other revision; what there is to do is no
-    acceptance of this run.
-    """
-    a_case(gate, h200, 2.0)
-    result = gate.run("-v", OTHER, failed=1)
-    assert result.ret == 1
-    shown = old(gate).replace("(", "?").replace(")", "?")
-    result.says(
-        "SLOWER *100%]",
-        "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
-        "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
-        "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 %; *",
-        f"  compared with {shown}, measured in pairs with it",
-        "  if it is meant, in this change: *-m stepguard waive 'linear?124m?' --reason *",
-        "  after the merge, on main: *pytest perf_tests, then *accept 'linear?124m?' --reason*",
-        "  look closer: *comparison.json",
-        "1 SLOWER",
-        "linear?124m?: SLOWER: step_ms *",
-    )
-
-
 @pytest.mark.parametrize("value", [29, 30])
 def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
     """Whoever measures asks with the waivers of the day."""
@@ -187,25 +165,6 @@ def test_an_unknown_revision_is_a_usage_error(gate, h200):
     result = gate.run("--perf-against=olb")
     assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
     result.stderr.fnmatch_lines(["ERROR: --perf-against=olb: 'olb' is no revision*mean old?*"])
-
-
-@pytest.mark.parametrize("update", ["--perf-update", "--perf-update-new"])
-def test_recording_is_another_run(gate, h200, update):
-    """What took turns is no launch of the protocol."""
-    a_case(gate, h200)
-    result = gate.run(OTHER, update)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
-    result.stderr.fnmatch_lines(["ERROR: a run that records is judged by its own baselines: *"])
-
-
-@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e7", "long"])
-def test_a_bad_budget_is_a_usage_error(gate, h200, minutes):
-    """Also without --perf-against: confirmation spends it too."""
-    a_case(gate, h200)
-    for against in ([OTHER], []):
-        result = gate.run(f"--perf-budget={minutes}", *against)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*error: argument --perf-budget: *"])
 
 
 def test_the_budget_is_shared_out(gate, h200):
@@ -270,16 +229,6 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch, no_
         "linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"
     )
     result.stdout.no_fnmatch_line("*Traceback*")
-
-
-def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
-    """It is given up before the summary, which says what is left to do."""
-    a_case(gate, h200)
-    monkeypatch.setattr(
-        stepguard.machine.git.worktree, "_remove", lambda *told: "planted: rm -rf it"
-    )
-    result = gate.run(OTHER)
-    result.says("* performance =*", "planted: rm -rf it")
 
 
 # documents

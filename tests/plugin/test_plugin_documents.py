@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from datetime import timedelta
 
 import pytest
 from run_documents import OLD
@@ -14,7 +13,6 @@ from stepguard.core.run_document import End, ProblemCode, State
 from stepguard.machine.git.revision import run_git
 from stepguard.storage import run_document_file
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import today
 
 JSON_FILES = {
     "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
@@ -125,32 +123,6 @@ def test_every_case_is_in_the_document(mixed, h200):
     )
 
 
-def test_a_test_that_fails_before_it_measures_is_unmeasured(gate):
-    """It has a reason, as everything has that was not measured."""
-    gate.tests(
-        '@cases(Case("nano", "factories:linear", device="cpu", launches=1))\n'
-        "def test_step(perf, case):\n    1 / 0\n"
-    )
-    assert became(document(gate)) == {"nano": (State.UNMEASURED, "its test came to no result")}
-
-
-def test_a_waiver_is_in_the_document(mixed):
-    """With what it did, or without where its case was not measured."""
-    waiver = {
-        "case": "linear[changed]",
-        "metric": "flops_per_step",
-        "value": 2000,
-        "reason": "waits for torch 2.14",
-        "expires": (today() + timedelta(10)).isoformat(),
-        "who": "A. Author",
-    }
-    text = json.dumps({"schema": 1, "waivers": [waiver]})
-    (mixed.baselines / "waivers.json").write_text(text)
-    for selected, effect in (("changed", "ALLOWED"), ("same", "")):
-        (found,) = document(mixed, "-k", selected).waivers
-        assert (found.case, found.metric, found.effect) == (*list(waiver.values())[:2], effect)
-
-
 def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     """Whoever looks for one at its end must not find the one of the run before."""
     path = mixed.path / "run.json"
@@ -201,16 +173,6 @@ def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     assert run_document_file.unwritable(path) == ""
     path.write_text(content.replace('"', '"my ') if '"' in content else "[1]")
     assert run_document_file.unwritable(path).startswith("is no earlier document")
-
-
-def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
-    """The file or its folder, with what to do; not only that it cannot be written."""
-    path = tmp_path / "out.json"
-    path.write_text(OLD)
-    for shut in (path, tmp_path):
-        monkeypatch.setattr(os, "access", lambda one, mode, shut=shut: one != shut)
-        told = f"no permission to write to {shut}: make it writable, or name another file"
-        assert run_document_file.unwritable(path) == told
 
 
 @pytest.mark.parametrize(
@@ -287,13 +249,6 @@ def test_a_second_interrupt_makes_no_pass(mixed):
     assert (found.end, found.passed) == (End.INTERRUPTED, False)
     assert [result.case for result in found.results] == ["linear[same]"]
     assert [problem.code for problem in found.problems] == [ProblemCode.NOT_FINISHED]
-
-
-def test_one_document_is_written_where_the_other_cannot_be(mixed):
-    """The path that was refused is the report's; the JSON says so."""
-    found = document(mixed, "--perf-report=baselines")
-    told = "--perf-report=baselines: is a folder: name a file in it"
-    assert [one.text for one in found.problems] == [told]
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])

@@ -187,16 +187,6 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     assert not (gate.baselines / "cpu.json").exists()
 
 
-def test_refusals_name_the_folder(committed):
-    """With --perf-baselines what is refused has to be accepted there, and so says the hint."""
-    (committed.path / "mine").mkdir()
-    other = ("--perf-baselines=mine", "--perf-update")
-    assert committed.run(*other).ret == 0
-    committed.will_measure(committed.cpu(), counters={"graph_breaks": 2})
-    result = committed.run(*other)
-    result.says("  accept: *accept 'linear?nano?' --baselines mine --reason*")
-
-
 # Several cases
 
 
@@ -231,13 +221,3 @@ def test_accept_takes_the_rest_of_the_run(three, monkeypatch):
     assert epochs() == [[1], [1], [2], [1]]
     assert main(["accept", "--reason", "a new power limit"]) == 0
     assert epochs() == [[1, 1], [1, 1], [2], [1]]
-
-
-def test_an_interrupted_run_records_what_it_has(three):
-    """A run that ends before its last test: that one is recorded, as it always was."""
-    body = (three.path / "test_perf.py").read_text()
-    more = '\n\ndef test_z(perf):\n    pytest.exit("stop")\n'
-    (three.path / "test_perf.py").write_text(body + more)
-    three.git("commit", "-qam", "interrupted")
-    three.run("--perf-update")
-    assert "linear[new]" in recorded(three, "h200x1.json")

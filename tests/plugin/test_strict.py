@@ -362,18 +362,6 @@ def test_a_case_that_a_test_makes_itself_is_guarded_as_well(gate, body, ret):
     assert len(missed) == ret
 
 
-def test_many_paths_are_not_all_repeated(gate):
-    """Who named them knows them: the first and their number say which selection is meant. An
-    extended case is not left out of anything.
-    """
-    more = [gate.cpu(name, extended=True) for name in "de"]
-    gate.suite(*(gate.cpu(name) for name in "abc"), more[0])
-    gate.record(gate.cpu("a"), gate.cpu("b"), gate.cpu("c"), *more)
-    gate.commit()
-    result = gate.run("test_perf.py::test_step[a]", "test_perf.py::test_step[b]")
-    result.says("left out by the arguments *test_step[[]a] and 1 more: 1 of 3 cases (linear[[]c])")
-
-
 def test_one_problem_of_many_cases_is_one_line(gate):
     """What -x left is not told sixty times."""
     cases = [gate.cpu(f"c{number:02}") for number in range(12)]
@@ -388,14 +376,6 @@ def test_one_problem_of_many_cases_is_one_line(gate):
         "linear[c01], linear[c02], linear[c03] and 8 more: guarded, but not measured: "
         "the run ended before its turn; run it to its end"
     ]
-
-
-def test_strict_elsewhere_costs_nothing(gate, monkeypatch):
-    """In CI, a run of other tests, dirty or not, is none of our business."""
-    monkeypatch.setenv("CI", "true")
-    gate.tests("def test_unit():\n    pass\n")
-    assert gate.run().ret == 0
-    assert gate.run("--collect-only").ret == 0
 
 
 def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):

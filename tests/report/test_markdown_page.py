@@ -127,11 +127,3 @@ def test_lists_are_cut():
     assert text.count("\n* c[") == LISTED and f"* and {100 - LISTED} more" in text
     text = page(run_document(SAME, cases=[replace(one, why="by -k") for one in left]))
     assert text.count("c[") == LISTED and f"c[49] and {100 - LISTED} more: by -k" in text
-
-
-def test_a_headline_without_lines_is_not_folded():
-    """There is nothing below it: no empty block."""
-    alone = replace(SLOWER, text=replace(SLOWER.text, lines=[], steps=[]))
-    text = page(run_document(alone))
-    assert f"<code>{SLOWER.text.headline[:20]}" in text
-    assert "<details>" not in text and "```" not in text

@@ -155,15 +155,6 @@ def test_a_moved_time_joins_where_pairs_cleared_the_code(path, card):
     assert (done.action, done.number) == (Action.APPENDED, 2)
 
 
-def test_launches_do_not_creep(path):
-    """A counter with slack is compared with the epoch's lowest, not with the last rise."""
-    accept(path, run(0), "")
-    count = run(0).counts.values["launches_per_step"]
-    accept(path, with_counts(run(1), launches_per_step=round(count * 1.015)), "")
-    again = with_counts(run(2), launches_per_step=round(count * 1.03))
-    assert judge(Question(again, load(path).cases[CASE_ID])).status is Status.CHANGED
-
-
 def test_slower_under_other_software_needs_a_reason(path):
     """An upgrade must not carry a slowdown in unseen."""
     accept(path, run(1), "")
@@ -208,21 +199,6 @@ def test_upgrades_do_not_add_up(path):
         if number == 1:
             accept(path, upgraded, "")
     refused(path, upgraded, match=r"against the recordings of other software: step_ms \+3.02 %")
-
-
-@pytest.mark.parametrize("kind", [cpu_evidence, evidence])
-def test_a_gated_time_is_recorded(path, kind):
-    """A case that gates a time has it compared the next time; others have none."""
-    counters = tuple(name for name in kind().gates if METRICS[name].kind == "counter")
-    for gates in (("step_ms",), counters):
-        found = kind(gates=gates)
-        accept(path, found, "")
-        recorded = epochs(path, found.case_id)[-1].recordings[-1].times_ms
-        assert ("step_ms" in recorded, bool(recorded)) == (gates != counters,) * 2
-        known = load(path).cases[found.case_id]
-        assert judge(Question(found, known)).status is Status.SAME
-        assert not known.lacking(gates, found.case["device"], 1)
-        path.unlink()
 
 
 @pytest.mark.parametrize(("kind", "usual"), [(cpu_evidence, (5.0, 20.0)), (evidence, (0.2, 0.5))])
@@ -363,15 +339,6 @@ def test_unsound_evidence_is_refused(path, changes, match, reason):
     refused(path, found, reason, match)
 
 
-def test_times_alone_can_be_recorded(path):
-    """A case that gates no counter is measured without a counting pass, and recorded so."""
-    found = run(1, counts=None, gates=("step_ms",))
-    accept(path, found, "")
-    assert epochs(path)[0].recordings[0].counters == {}
-    again = run(2, counts=None, gates=("step_ms",))
-    assert judge(Question(again, load(path).cases[CASE_ID])).status is Status.SAME
-
-
 def test_another_machine_is_refused(path):
     """A file holds one kind of machine; figures of another do not get in."""
     save(path, baseline_file(machine="NVIDIA H100 80GB HBM3"))
@@ -379,16 +346,6 @@ def test_another_machine_is_refused(path):
     with pytest.raises(FileError, match="figures of 'NVIDIA H100 80GB HBM3', not of 'NVIDIA H200'"):
         accept(path, run(1), "reason")
     assert path.read_bytes() == before
-
-
-def test_other_cases_stay(path):
-    """Accepting one case leaves the others in the file as they are."""
-    accept(path, run(1), "")
-    accept(path, run(2, case_id="forward[x]"), "")
-    first = load(path).cases[CASE_ID]
-    accept(path, run(3, (300.0,) * 3, case_id="forward[x]"), "slower on purpose")
-    assert load(path).cases[CASE_ID] == first
-    assert len(epochs(path, "forward[x]")) == 2
 
 
 def test_one_launch_that_was_enough_adds_nothing(path):

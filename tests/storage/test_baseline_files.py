@@ -164,12 +164,6 @@ def test_a_file_can_be_read_by_everybody(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_that_is_not_there_is_none(tmp_path):
-    """No file is not an error: there is no baseline yet."""
-    assert load(tmp_path / "none.json") is None
-    assert load(tmp_path / "no" / "folder.json") is None
-
-
 def test_a_file_cut_anywhere_is_refused(tmp_path, path, many_files):
     """Truncated at any byte, the empty file included, it is refused."""
     whole = path.read_bytes()
@@ -265,14 +259,6 @@ def test_a_wrong_value_is_said_with_the_keys_to_it(path, before, after):
     path.write_text(json.dumps(document))
     where = f'$.cases["{CASE_ID}"].epochs[0].recordings[0].counters["graph_breaks"]`: "1"'
     refused(path, f"Expected `int`, got `str` - at `{where}; ")
-
-
-@pytest.mark.parametrize("text", ["", "\n"])
-def test_an_empty_file_is_said_to_be(path, text):
-    """In words, and not as what a parser expects at column 1."""
-    path.write_text(text)
-    aside = f"put it aside (git does not have it) with: mv {path} {path}.old"
-    refused(path, f"{path}: it is empty; correct it, or {aside}")
 
 
 @pytest.mark.parametrize("name", ["cpu.json", "my cpu.json"])
@@ -393,12 +379,6 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     refused(tmp_path / "cpu.json", "directory", "mv ")
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    """When baselines/ is a file its baselines are refused, not taken to be missing."""
-    (tmp_path / "baselines").write_text("")
-    refused(tmp_path / "baselines" / "cpu.json", "Not a directory")
-
-
 def test_a_device_or_a_pipe_is_refused(tmp_path):
     """Neither is read, since it might never end; a link to either is the same."""
     os.mkfifo(tmp_path / "pipe.json")
@@ -493,13 +473,6 @@ def test_what_would_not_be_read_is_not_written(path):
     assert path.read_bytes() == before
 
 
-def test_an_input_error_is_refused(path, monkeypatch):
-    """A disk that fails while reading is a refusal too."""
-    monkeypatch.setattr(os, "open", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(FileError, match="Input/output error.*mv "):
-        load(path)
-
-
 def raising(error):
     """A function that raises."""
 
@@ -540,12 +513,6 @@ def test_what_has_to_be_done_before_it_can_be_written(path, monkeypatch, number,
     path.unlink()
     with pytest.raises(FileError, match=f"{os.strerror(number)}; {first.format(path.parent)}; "):
         save(path, baseline_file())
-
-
-def test_the_folder_is_made(tmp_path):
-    """The first recording makes baselines/ itself."""
-    save(tmp_path / "new" / "cpu.json", baseline_file())
-    assert load(tmp_path / "new" / "cpu.json") == baseline_file()
 
 
 @pytest.mark.parametrize(
