@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, urlsplit
 
 from stepguard.core.run_document import HEAD_BYTES, SUFFIXES, describes_a_run
 from stepguard.core.text import printable
@@ -307,9 +306,10 @@ def run_git(
         return None
 
 
-# "git@host:owner/name.git", as ssh takes it.
-_SCP = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+\.[\w-]+):(?P<path>[^/:\s][^:\s]*)")
-_GITHUB = re.compile(r"https?://(?:www\.)?github\.com/+([\w.-]+/[\w.-]+)")
+_GITHUB = re.compile(
+    r"(?:(?:https?|ssh|git)://(?:[^/@]*@)?(?:www\.)?github\.com(?::\d+)?/|(?:[\w.-]+@)?github\.com:)"
+    r"([\w.-]+/[\w.-]+?)(?:\.git)?/?"
+)
 
 
 def origin(root: Path) -> str:
@@ -317,27 +317,7 @@ def origin(root: Path) -> str:
     return (git(root, "remote", "get-url", "origin") or "").strip()
 
 
-def pages_of(remote: str) -> str:
-    """Return the address of a remote's web pages, "https://host/owner/name"; empty for a path.
-
-    A user, a password or a token in the address is left out.
-    """
-    remote = remote.removesuffix("/").removesuffix(".git")
-    if "://" not in remote:
-        scp = _SCP.fullmatch(remote)
-        return f"https://{scp['host']}/{quote(scp['path'])}" if scp else ""
-    try:
-        parts = urlsplit(remote)
-        port = f":{parts.port}" if parts.port and parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""
-    if parts.scheme not in ("http", "https", "ssh", "git") or not parts.hostname:
-        return ""
-    scheme = "http" if parts.scheme == "http" else "https"
-    return f"{scheme}://{parts.hostname}{port}{quote(parts.path)}"
-
-
 def name_on_github(remote: str) -> str:
     """Return "owner/name" of a remote; empty if it is not on GitHub."""
-    match = _GITHUB.fullmatch(pages_of(remote))
+    match = _GITHUB.fullmatch(remote)
     return match[1] if match else ""
