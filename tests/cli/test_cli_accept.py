@@ -275,28 +275,6 @@ def test_the_evidence_that_is_judged_stays(shell):
     assert (done.status, kept.read_bytes()) == (2, before) and "no earlier document" in done.err
 
 
-def test_judge_with_several_evidences_of_a_case(shell):
-    """Each has a verdict of its own, in the table, the JSON and the status: none hides another."""
-    shell.record(shell.made("a"))
-    again, later = "2030-01-02T00:00:00+00:00", "2030-01-03T00:00:00+00:00"
-    shell.keep(
-        shell.made("a", counters={"flops_per_step": 2}, date=again), shell.made("a", date=later)
-    )
-    folder = str(shell.path / ".stepguard/runs")
-    for arguments, expected in (
-        ((), ["CHANGED", "same"]),
-        (("linear[a]", "--evidence", folder), ["same", "CHANGED", "same"]),
-    ):
-        done = shell("judge", "--json", "-", *arguments)
-        assert done.status == 1
-        verdicts = json.loads(done.out.splitlines()[-1])
-        assert [one["verdict"]["status"] for one in verdicts] == expected
-        rows = [line.split()[-1] for line in done.out.splitlines() if line.startswith("linear[a] ")]
-        assert sorted(rows) == sorted(expected), "a row each"
-        for date in (again, later):
-            assert f"linear[a]: measured {date} on aaaaaaaaaaaa, cpu.json" in done.out
-
-
 def test_judge_with_evidence_of_several_machines(shell):
     """One case measured on two kinds of machine is compared with each one's own file."""
     gpu = {"device_name": "NVIDIA H200", "device_uuid": "GPU-1", "torch": "2.13.0"}

@@ -46,9 +46,6 @@ class Project:
         return main(["init", "my_model:train_step", "width=64", *arguments])
 
 
-DONE = SimpleNamespace(returncode=0)
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository without a commit yet, on a machine without a GPU; nothing is really measured."""
@@ -118,28 +115,6 @@ def test_again_it_writes_nothing(project, capsys):
     assert project.init() == 0
     assert project.git("log", "--oneline") == before and len(project.measured) == 2
     assert "wrote" not in capsys.readouterr().out
-
-
-def test_a_workflow_that_is_added_later_is_all_that_is_committed(project, capsys):
-    """And all that is said to be."""
-    project.commit()
-    project.init()
-    capsys.readouterr()
-    assert project.init("--ci") == 0
-    assert f"committed {init.WORKFLOW}, .github/CODEOWNERS: a recording" in capsys.readouterr().out
-
-
-def test_without_a_new_recording_none_is_to_be_committed(project, capsys, monkeypatch):
-    """The command would fail: nothing to commit."""
-    project.commit()
-    monkeypatch.undo()
-    monkeypatch.setattr(init.subprocess, "run", lambda *command, **options: DONE)
-    monkeypatch.setattr(init, "git", lambda root, *told: "")
-    assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 0
-    assert capsys.readouterr().out.split("\n")[1] == "From now on:"
-    monkeypatch.setattr(init, "git", lambda root, *told: "?? baselines/")
-    assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 0
-    assert "git add baselines" in capsys.readouterr().out
 
 
 def test_without_a_commit_it_says_so_before_it_measures(project, capsys):

@@ -466,16 +466,6 @@ def test_lines_of_host_syncs_are_found_after_all_that_is_timed(world, measure):
         assert [site.what for site in side.counts.sites[SYNCS]] == [f"line of {label}"]
 
 
-def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(world, measure):
-    """Another launch of the tree runs the same steps without it."""
-    counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
-    world.counts = dict.fromkeys(FIRST + COUNTING, counted)
-    world.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
-    found = measure(1, GPU)
-    for side in (found.head, found.base):
-        assert side.counts.values == {SYNCS: 1} and not side.faults
-
-
 STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step": [4, 5]}}
 
 
@@ -579,20 +569,6 @@ def test_what_fits(world, measure, peaks, at_once):
     measure(2, GPU)
     thread = world.threads[("pair 2 head", "first_step")]
     assert (thread is not threading.main_thread()) is at_once
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [(HOT, "THROTTLED"), (Disturbance(Reason.FOREIGN_PROCESS, "process 1 (x)"), "FOREIGN_PROCESS")],
-)
-def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
-    """After three retries: the side whose block it was has the fault, and the case is UNFIT."""
-    world.taints = [None, *[how] * 4]
-    found = measure(1, GPU)
-    (fault,) = found.head.faults
-    assert fault.code == reason and fault.during == "first launch, block"
-    assert not found.base.faults and found.pairs == 0
-    assert judged(found).status is Status.UNFIT
 
 
 def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):

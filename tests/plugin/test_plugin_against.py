@@ -1,14 +1,12 @@
 """--perf-against and --perf-budget: every case beside another revision, and what pytest says."""
 
 import json
-from datetime import timedelta
 
 import pytest
 
 import stepguard.machine.git.worktree
 import stepguard.plugin.session
 from stepguard.core.comparison import from_json
-from stepguard.storage.waiver_file import today
 
 OTHER = "--perf-against=old"
 
@@ -65,21 +63,6 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
     assert (case_id, commit) == (case.id, gate.git("rev-parse", "old").strip())
 
 
-@pytest.mark.parametrize(
-    ("gates", "told"), [(("step_ms",), "up to about"), (("graph_breaks",), "at a guess 1:50 left")]
-)
-def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, told):
-    """A case that gates counters alone takes one pair, and no half an hour."""
-    gate.gpus = [h200]
-    case = gate.cuda(gates=gates)
-    gate.suite(case)
-    gate.commit(tag="old")
-    gate.commit()
-    gate.will_compare(case)
-    result = gate.run(OTHER)
-    result.says(f"*linear?124m?: {told}*")
-
-
 def test_a_cpu_beside_another_revision(gate):
     """It is announced as pairs, which take several times what the case takes alone; and what they
     say of a `same` is said once.
@@ -102,18 +85,6 @@ def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
     assert [*gate.path.glob(".stepguard/runs/*/*/comparison.json")]
     gate.will_compare(case, 0.0)
     gate.run(OTHER, passed=1)
-
-
-@pytest.mark.parametrize("value", [29, 30])
-def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
-    """Whoever measures asks with the waivers of the day."""
-    case = a_case(gate, h200, head={"counters": {"recompiles": 30}}, pairs=1)
-    waiver = {"case": case.id, "metric": "recompiles", "value": value, "reason": "it is meant"}
-    waiver |= {"who": "A. Author", "expires": (today() + timedelta(9)).isoformat()}
-    content = json.dumps({"schema": 1, "waivers": [waiver]})
-    (gate.baselines / "waivers.json").write_text(content)
-    gate.run(OTHER, **{"errors" if value == 30 else "failed": 1})
-    assert gate.wants_another is (value == 30)
 
 
 def test_a_changed_tree_is_allowed(gate, h200):

@@ -68,18 +68,6 @@ def test_what_the_tree_has_not_accepted_can_be(gate):
     )
 
 
-def test_a_tree_that_edits_none_has_nothing_to_say(gate):
-    """`same`, and no line about baselines; a change on main after the branch began is not its."""
-    case = branch(gate)
-    gate.commit()
-    gate.git("checkout", "-q", "main")
-    accept_more(gate, case)
-    gate.git("checkout", "-q", "change")
-    gate.will_measure(case)
-    result = gate.run("--perf-base=main", passed=1)
-    result.stdout.no_fnmatch_line("*judged by the baselines*")
-
-
 def test_a_waiver_that_the_tree_adds_waives_and_is_shown_first(gate):
     """Declared here: in the first lines, in the document, and to the gate, which reads the commit.
     An edit of the base's waiver is one, too.

@@ -74,14 +74,6 @@ def test_a_tree_that_cannot_be_had_answers_nothing(gate, h200, monkeypatch, no_t
     result.says("    unconfirmed: cannot be made: no space left; *")
 
 
-def test_without_a_repository_slower_is_unconfirmed(gate, h200):
-    """No git: nothing to run beside it."""
-    case = gate.guarded(h200)
-    gate.will_measure(case, step_ms=11.0)
-    result = gate.run(errors=1)
-    result.says("    unconfirmed: git knows no commit of *")
-
-
 def test_both_measurements_are_kept(gate, h200):
     """The evidence that can be accepted, and the pairs beside it; the tree is gone."""
     case = gate.recorded(h200)

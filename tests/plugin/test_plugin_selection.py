@@ -43,15 +43,6 @@ def test_two_cases_of_one_id_are_a_usage_error(gate):
     assert gate.measured == []
 
 
-def test_the_same_name_of_two_factories_is_no_duplicate(gate):
-    """The factory is part of the id."""
-    one = gate.cpu("a")
-    other = type(one)("a", "factories:other", device="cpu", launches=1)
-    gate.suite(one, other)
-    gate.record(one, other)
-    gate.run(passed=2)
-
-
 @pytest.mark.parametrize(
     "arguments", [("-n", "1"), ("--tx", "1*popen", "--dist=load", "--benchmark-skip")]
 )

@@ -206,18 +206,3 @@ def move(gate, *step_ms):
     """What the known cases take from now on."""
     for case, ms in zip(gate.known, step_ms, strict=True):
         gate.will_measure(case, step_ms=ms)
-
-
-def test_accept_takes_the_rest_of_the_run(three, monkeypatch):
-    """What is `same` or new is recorded by then: the cases that moved need one command."""
-    monkeypatch.chdir(three.path)
-    move(three, 10.5, 10.55, 10.0)
-    three.run("--perf-update", passed=2, errors=2)
-
-    def epochs():
-        entries = recorded(three, "h200x1.json").values()
-        return [[len(one["recordings"]) for one in entry["epochs"]] for entry in entries]
-
-    assert epochs() == [[1], [1], [2], [1]]
-    assert main(["accept", "--reason", "a new power limit"]) == 0
-    assert epochs() == [[1, 1], [1, 1], [2], [1]]

@@ -56,16 +56,6 @@ def test_a_waived_case_passes_visibly(slower):
     assert word in (slower.path / "o.xml").read_text()
 
 
-def test_a_stale_waiver_is_reported(slower):
-    """The case is `same` again: exit 0, and the waiver should go."""
-    waive(slower)
-    slower.will_measure(slower.cpu())
-    result = slower.run()
-    assert result.ret == 0
-    stale = "linear?nano?: waiver stale, graph_breaks is same (remove it: *)*"
-    result.says("1 same", stale)
-
-
 def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
     """Every waiver, on every run."""
     cases = [gate.cpu("nano"), gate.cpu("other")]
@@ -96,12 +86,3 @@ def test_a_misspelt_case_stops_a_run_of_whole_folders(slower):
     result = slower.run("test_perf.py")
     assert result.ret == 1 and slower.measured
     result.says("linear?typo?: waiver not used, its case was not measured: *")
-
-
-def test_a_file_that_cannot_be_collected_is_the_first_thing_said(slower):
-    """The misspelt case may be one of that file's."""
-    waive(slower, case="linear[typo]")
-    (slower.path / "test_other.py").write_text("import nothing_of_this_name\n")
-    result = slower.run()
-    result.says("*No module named 'nothing_of_this_name'*")
-    assert "neither a baseline" not in result.stderr.str()

@@ -4,7 +4,6 @@ guard finds there. By hand the same run is as it was.
 The conditions are in tests/judge/test_guard.py. Here is what pytest makes of each mistake.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -389,17 +388,6 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
         project.will_measure(project.cpu("b"), commit=commit)
         assert project.run("--perf-json=.stepguard/run.json", *options).ret == 0
         assert main(["gate", ".stepguard/run.json", "--commit", commit]) == status
-
-
-@pytest.mark.parametrize("extended", [False, True])
-def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
-    """What is accepted from it says so in the baseline."""
-    made = f'Case("a", "factories:linear", launches=2, extended={extended})'
-    gate.tests(f"def test_step(perf):\n    perf({made})\n")
-    gate.measure_really()
-    assert gate.run().ret == 1  # there is no GPU
-    (path,) = gate.path.glob(".stepguard/runs/*/*/evidence.json")
-    assert json.loads(path.read_text())["extended"] is extended
 
 
 def test_a_test_that_ends_the_run_hides_no_verdict(project):
