@@ -2,12 +2,9 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 from builders import replace
-
-from stepguard.plugin.pytest_benchmark_bridge import is_asked_for
 
 SAMPLES = (10.0, 11.0, 12.5, 10.25)
 
@@ -147,19 +144,3 @@ def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):
     recorded.run("-p", "pytest_benchmark.plugin", "--benchmark-json=bench.json", passed=1)
     (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     assert bench["stats"]["rounds"] == len(SAMPLES)
-
-
-@pytest.mark.parametrize(
-    "columns", [None, "min max mean stddev median iqr outliers ops rounds iterations"]
-)
-def test_no_version_of_it_asks_for_its_table_by_itself(columns):
-    """Without options: 5.2 has all columns for none, 5.3 none; what is given asks for it."""
-
-    def asked(**options):
-        names = {f"benchmark_{name}": value for name, value in options.items()}
-        config = SimpleNamespace(getoption=lambda name, usual: names.get(name, usual))
-        return is_asked_for(config)
-
-    usual = columns.split() if columns else None
-    assert not asked(columns=usual)
-    assert asked(columns=["min"]) and asked(columns=usual, verbose=True)

@@ -34,9 +34,7 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
 MARK = "stepguard-node "  # before what a node prints about itself
-PORTS = range(29400, 1 << 16)  # from torchrun's own port on
-# The range from which the kernel assigns ports.
-KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORTS = range(20000, 32768)  # Linux assigns none of them by itself, unless it is told to
 LAUNCHER = "STEPGUARD_LAUNCHER"
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # Variables with the number of nodes and this node's rank, if the launcher starts one process on
@@ -340,15 +338,10 @@ def start(
 
 
 def free_port() -> int:
-    """Return a free port. Every node knows it seconds before node 0 listens on it. So it is outside
-    of the range from which the kernel assigns ports, unless none is free there. Raises
-    LauncherError if no port is free at all.
+    """Return a free port. Every node knows it seconds before node 0 listens on it, so no other
+    process may get it from the kernel meanwhile. Raises LauncherError if no port is free.
     """
-    low, high = 32768, 60999  # Linux' default, if the range cannot be read
-    with contextlib.suppress(OSError):
-        low, high = map(int, KERNELS_PORTS.read_text().split())
-    others = [port for port in PORTS if not low <= port <= high]
-    for port in (*random.sample(others, len(others)), 0):
+    for port in random.sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
             return int(probe.getsockname()[1])
     raise LauncherError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
