@@ -21,7 +21,6 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.judge.disturbed_pairs import Pairs
-from stepguard.judge.judge_recordings import enough_pairs
 from stepguard.judge.rule_book import need
 from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -234,15 +233,10 @@ class Driver:
 
     def _measure_differences(self, launch: RunningLaunch) -> None:
         """Measure the gated differences of two variants of the step."""
-        entry = None if self._asked.everything else self._asked.entry
         for name in DIFFERENCES:
-            if f"{name}_pct" not in self._case.gates:
-                continue
-            evidence = self.question().now
-            assert evidence is not None, "one tree has evidence"
-            enough = partial(enough_pairs, evidence, entry=entry) if entry else None
-            found = measure_difference(name, launch, self._case.difference_pairs, enough)
-            self._differences.append(found)
+            if f"{name}_pct" in self._case.gates:
+                found = measure_difference(name, launch, self._case.difference_pairs)
+                self._differences.append(found)
 
     def _end(self) -> None:
         """Find the lines of what was counted, and let the launches leave."""
@@ -370,45 +364,28 @@ def ask_ranks(
 
 
 LIMIT_S = 120.0  # in addition to three times the expected time of the segments
-FEW_PAIRS = 4  # of a first series that may be enough; an even number
 
 
-def measure_difference(
-    name: str,
-    launch: RunningLaunch,
-    pairs_wanted: int,
-    enough: Callable[[Difference], bool] | None = None,
-) -> Difference:
+def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
     series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
-
-    If a case wants no more pairs than one series has, the first series has FEW_PAIRS, and
-    ``enough`` is asked whether these are enough. A case that wants more pairs wants to know the
-    difference itself, not only that it did not move: then ``enough`` is not asked.
 
     A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
     more often than the protocol's ``retries``.
     """
     words, protocol, step_s = name.replace("_", " "), launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
-    if pairs_wanted > protocol.pairs_in_a_series:
-        enough = None
     pairs: list[tuple[float, float]] = []
     discarded: list[Block] = []
     while (left := pairs_wanted - len(pairs)) > 0:
         in_a_series = protocol.pairs_in_a_series
-        if enough is not None:  # first FEW_PAIRS, then the rest
-            in_a_series = min(FEW_PAIRS, left + left % 2)
         lead, order = _order(protocol, in_a_series, not pairs)
         left_s = -(-left // in_a_series) * len(order) * steps * step_s
         launch.show(f"{words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
         measure = partial(_series, launch, order, steps)
         _, ranks = launch.undisturbed(measure, discarded, words)
         pairs += pairs_of(ranks, order, lead)
-        difference = Difference(name, tuple(pairs))
-        if enough is not None and enough(difference):
-            break
-    return difference
+    return Difference(name, tuple(pairs))
 
 
 def _order(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:

@@ -95,33 +95,6 @@ def test_a_disturbed_series_is_measured_again():
     assert machine.asked == 2
 
 
-@pytest.mark.parametrize(
-    ("wanted", "certain", "series", "questions"),
-    [
-        (6, True, [3 + 8], [4]),
-        (6, False, [3 + 8, 1 + 4], [4, 6]),
-        (12, True, [3 + 12, 1 + 12], []),
-    ],
-)
-def test_few_pairs_may_be_enough(wanted, certain, series, questions):
-    """Four, of the six that a case usually has. The other two follow otherwise, behind a segment
-    that does not count. A case that wants more gets them all.
-    """
-    ran, asked = [], []
-
-    def answer(command, order, **rest):
-        ran.append(len(order))
-        return answers(command, order=order, **rest)
-
-    def enough(found):
-        asked.append(len(found.pairs_ms))
-        return certain
-
-    found = measure_difference("sync_overhead", running(answer=answer), wanted, enough)
-    assert (ran, asked) == (series, questions)
-    assert len(found.pairs_ms) == (4 if questions == [4] else wanted)
-
-
 @pytest.mark.parametrize("disturbed", [0, 1])
 def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     """Its seconds are no step's, and nothing else names them; not those of a block that was
