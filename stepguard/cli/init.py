@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from configparser import ConfigParser, Error
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -473,13 +472,6 @@ def _commit(root: Path, paths: list[Path]) -> str:
     return ""
 
 
-def _own_commits(root: Path, test: str) -> list[str]:
-    """Return the newest commits of a test up to the first that init did not make, newest first."""
-    log = (git(root, "log", "--format=%h %s", "--", test) or "").splitlines()
-    commits = (line.partition(" ") for line in log)
-    return [own for own, _, _ in takewhile(lambda commit: commit[2] == SUBJECT, commits)]
-
-
 def _record(root: Path, python: str, test: str) -> int:
     """Measure the cases of a test file once, and record them."""
     command = [sys.executable, "-m", "pytest", test, "--perf-update-new", "--perf-no-strict"]
@@ -490,8 +482,6 @@ def _record(root: Path, python: str, test: str) -> int:
         say(f"  {python} -m pip install {clone}", "Then run init again.")
     elif status:
         say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
-        if own := _own_commits(root, test):
-            say("To take back what init committed:", f"  git revert --no-edit {' '.join(own)}")
     if status:
         return 1
     say("")

@@ -34,7 +34,6 @@ from stepguard.core.replies import REPLIES
 from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
 from stepguard.launch.nodes import scheduler
-from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
 from stepguard.machine.lifeline import alive, interrupts_deferred
 from stepguard.storage.compile_cache import Mark
@@ -336,7 +335,7 @@ class WorkerGroup:
             # The launcher is ended first: only it can end the parts on other nodes. A token finds
             # only processes of this host.
             if self.spec.launcher:
-                end_launcher(scheduler.launcher_token(self.token))
+                scheduler.end_launcher(scheduler.launcher_token(self.token))
             here = self.spec.here(self.pids).values()
             torchrun.end(self._agent, self.token, self._scratch, here)
             self._mark.clean()

@@ -13,11 +13,16 @@ import os
 import random
 import secrets
 import shlex
+import shutil
+import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -30,9 +35,12 @@ from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
+from stepguard.worker.agent import STANDBY
 
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
+ASK_LIMIT_S = 8.0  # the same, at the end of a launch
 MARK = "stepguard-node "  # before what a node prints about itself
 PORTS = range(20000, 32768)  # Linux assigns none of them by itself, unless it is told to
 LAUNCHER = "STEPGUARD_LAUNCHER"
@@ -312,10 +320,10 @@ class SharedLaunch:
 def start(
     spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a launch's launcher under run_launcher.py, which ends it if this process dies."""
+    """Start a launch's launcher under main(), which ends it if this process dies."""
     theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
-        spec=replace(spec, standby=False),  # run_launcher.py handles standby
+        spec=replace(spec, standby=False),  # main() handles standby
         token=token,
         address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
@@ -332,7 +340,7 @@ def start(
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(torchrun.ENGINE.parent), theirs])),
     }
-    supervisor = [*torchrun.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*torchrun.command("stepguard.launch.nodes.scheduler"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 
@@ -350,3 +358,49 @@ def free_port() -> int:
 def launcher_token(token: str) -> str:
     """Return the token of the launcher's own processes, which must end before the ranks."""
     return f"{token}-launcher"
+
+
+def end_launcher(token: str, spare: int = 0) -> None:
+    """Ask all processes with the launcher's token to end. After ASK_LIMIT_S kill those that are
+    left on this host. The process ``spare`` is left alone.
+    """
+    for pid in pids_by_token(token):
+        if pid != spare:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + ASK_LIMIT_S
+    while set(pids_by_token(token)) - {spare} and time.monotonic() < until:
+        time.sleep(0.05)
+    kill_by_token(token, spare)
+
+
+def main() -> None:
+    """Run a launcher's command, which is in the arguments, beside pytest. Exit with its status, or
+    with 128 plus its signal.
+
+    A launcher that is killed leaves processes on other nodes. So it first gets SIGTERM, on which
+    srun and mpirun kill what they started. This happens when the run closes the launch, and when
+    the kernel reports that pytest is gone.
+    """
+    token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
+
+    def caller_died(signum: int, frame: FrameType | None) -> None:
+        end_launcher(token, spare=os.getpid())
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGUSR1, caller_died)
+    if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
+        caller_died(signal.SIGUSR1, None)
+    if os.environ.pop("STEPGUARD_STANDBY", ""):
+        # The file says that the imports are done. It is made at once: on several nodes nothing is
+        # imported ahead of time.
+        Path(scratch, STANDBY).touch()
+        if not sys.stdin.buffer.read(1):
+            caller_died(signal.SIGUSR1, None)
+    status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+if __name__ == "__main__":
+    main()
