@@ -171,15 +171,6 @@ def test_torch_is_asked_as_a_launch_imports_it(shell, monkeypatch, tmp_path):
     assert "ERROR  torch cannot be imported: ImportError: planted" in errors(done)
 
 
-def test_a_broken_baseline(machine):
-    """A baseline file that cannot be trusted is an ERROR that names it."""
-    (machine.shell.path / "baselines").mkdir()
-    (machine.shell.path / "baselines/cpu.json").write_text("{")
-    done = machine()
-    assert done.status == 1
-    assert "baselines/cpu.json" in errors(done)[0]
-
-
 def test_the_tree(machine):
     """A clean and a dirty one: said in a note, with what mends it."""
     (machine.shell.path / "a.py").write_text("")

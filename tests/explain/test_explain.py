@@ -326,22 +326,6 @@ def test_a_kernel_in_another_phase_is_moved():
     assert (other.how, other.after[0].name) == (How.MOVED, "Triton_forward_2")
 
 
-def test_attention_in_steps_replaces_the_fused_one():
-    """Though the compiler calls all of them otherwise; the loss's softmax is no part of it."""
-    loss, other = (
-        row(f"triton_red_fused_{name}log_softmax_3", "Triton", "forward", 2, 800)
-        for name in ("", "sum_")
-    )
-    steps = [
-        row("triton_per_fused_softmax_7", "Triton", "forward", 12, 700),
-        row("gemm_qk", "GEMM", "forward", 24, 300, operator="aten::bmm"),
-    ]
-    found = match([*rows(), loss], [*without("attention_forward_0"), other, *steps])
-    (attention,) = [one for one in found if one.how == How.ATTENTION]
-    assert [one.name for one in attention.before] == ["attention_forward_0"]
-    assert [one.name for one in attention.after] == ["triton_per_fused_softmax_7", "gemm_qk"]
-
-
 def test_a_replacement_is_at_the_operator_that_came():
     """Of a kernel that some launches still have; the one that they had is the longer one."""
     name = "attention_forward_0"

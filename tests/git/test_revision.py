@@ -209,18 +209,6 @@ def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypat
     assert current(root, root / "baselines") == Revision(head, ("code.py",))
 
 
-def test_a_rewritten_file_of_the_old_size_and_time_is_another_state(root):
-    """As a tool leaves it that keeps times, an archive's or a synchronization's."""
-    code = root / "code.py"
-    code.write_text("2\n")
-    first, was = current(root, root / "baselines"), code.stat()
-    time.sleep(0.02)  # longer than a tick of the file system's clock
-    code.write_text("3\n")
-    os.utime(code, ns=(was.st_atime_ns, was.st_mtime_ns))
-    second = current(root, root / "baselines")
-    assert second == first and second.state != first.state
-
-
 def test_another_commit_checked_out_for_a_while_is_another_state(root):
     """HEAD, list and content are what they were: who imported meanwhile imported something else."""
     (root / "code.py").write_text("2\n")

@@ -462,6 +462,14 @@ def test_a_repository_of_somebody_else(root, monkeypatch):
     assert "dubious ownership" in message and "git config --global --add safe.directory" in message
 
 
+def test_no_room_for_the_folder(root):
+    """.stepguard cannot be made: the path and the reason are named."""
+    (root / ".stepguard").write_text("in the way")
+    message = fails(root, "one")
+    assert message.startswith(f"{root / '.stepguard' / 'trees'} cannot be made: ")
+    assert f"make {root} writable or free some space" in message
+
+
 def fake_git(folder, monkeypatch, when, script):
     """A git that does ``script`` when its arguments contain ``when``, and else what git does."""
     folder.mkdir()

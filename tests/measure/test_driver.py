@@ -631,18 +631,6 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
 
 
-def test_a_first_pair_is_profiled_although_a_counter_is_in_doubt(world, measure, differing):
-    """Its launches are alive by then, and are timed all the same."""
-    alike, other = {"launches_per_step": 4}, {"information": {}, "unstable": {}}
-    world.counts = {
-        FIRST[0]: STEPS_VARY | other,
-        **{label: {"values": alike} | other for label in (FIRST[1], *COUNTING)},
-    }
-    found = measure(None, replace(GPU, gates=(*GPU.gates, "launches_per_step")))
-    assert all(one.kernels_us for one in found.head.launches)
-    assert judged(found).reason is Reason.CHANGED_KERNELS
-
-
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
     found = measure(None, GPU)
@@ -683,14 +671,6 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
     assert 80 < len(cold & kept) < len(kept)
     assert found.base.counts.profile == with_code(warm["base"], cold)
     assert judged(found).reason is Reason.CHANGED_KERNELS
-
-
-def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
-    """It would lack kernels."""
-    world.profiled["first launch base"] = replace(profile(COLD), lost_share=0.1)
-    found = measure(4, GPU)
-    assert not any(one.kernels_us for one in found.base.launches)
-    assert found.base.counts.profile == profile()
 
 
 def test_a_pair_that_waits_for_the_next_is_kept_too(world, measure):

@@ -138,16 +138,6 @@ def test_an_unknown_revision_is_a_usage_error(gate, h200):
     result.stderr.fnmatch_lines(["ERROR: --perf-against=olb: 'olb' is no revision*mean old?*"])
 
 
-def test_the_budget_is_shared_out(gate, h200):
-    """Ten minutes for two cases are five for the first; what it leaves is the second's."""
-    gate.gpus = [h200]
-    gate.suite(gate.cuda("a"), gate.cuda("b"))
-    gate.commit()
-    assert gate.run("--perf-against=HEAD", "--perf-budget=10").ret == 0
-    (_, _, first), (_, _, second) = gate.paired
-    assert first == 300 and 300 < second <= 600
-
-
 # the tree
 
 

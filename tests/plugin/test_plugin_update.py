@@ -98,17 +98,6 @@ def test_a_gate_passes_what_is_same_and_no_case_that_it_recorded(gate, h200):
 
 
 @pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
-def test_a_run_that_records_measures_all(committed, option):
-    """Also what is certain before. Other runs may end once it is; not without a baseline."""
-    committed.run("--perf-update")
-    assert not committed.may_be_enough
-    committed.run()
-    assert committed.may_be_enough
-    committed.run(option)
-    assert not committed.may_be_enough
-
-
-@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     """It is said at once, not after a suite of half an hour, and the file is named."""
     (committed.path / "new.py").write_text("")

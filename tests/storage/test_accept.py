@@ -10,7 +10,6 @@ from builders import (
     COUNTS,
     DETAIL,
     FINGERPRINT,
-    SOFTWARE,
     baseline_file,
     block,
     cpu_evidence,
@@ -88,19 +87,6 @@ def test_a_file_that_git_has_is_not_begun_anew(tmp_path, gone):
     assert not path.exists()
     git(tmp_path, "rm", "-q", "--cached", path)
     assert accept(path, evidence(), "").action is Action.FIRST_RECORDING
-
-
-def test_a_recording_holds_what_was_measured(path):
-    """Times of every launch, exact counters, versions, and where it was measured."""
-    accept(path, run(1, (250.0, 251.0, 252.0)), "")
-    recording = epochs(path)[0].recordings[0]
-    assert recording.times_ms == {"step_ms": [250.0, 251.0, 252.0]}
-    assert recording.information["step_ms_median"] == pytest.approx(250.999, abs=1e-3)
-    assert recording.counters == COUNTS
-    assert recording.software == SOFTWARE
-    assert (recording.commit, recording.date) == (f"{1:040x}", "run 0001")
-    assert recording.device_uuid == "GPU-1234"
-    assert recording.information["mfu_pct"] == pytest.approx(100 * 1e14 / 0.251e15, rel=1e-4)
 
 
 def test_same_appends_to_the_epoch(path):

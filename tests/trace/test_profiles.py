@@ -294,16 +294,6 @@ def test_rows_of_kernels():
     assert len(rows) == 3
 
 
-def test_generated_kernels_have_the_hash_of_their_source():
-    """The compiler's own launcher notes it beside the call; a kernel of a library has none."""
-    trace = two_steps()
-    noted = {"External id": 78, "kernel_hash": "cxyz", "kernel_backend": "triton"}
-    trace.event("cpu_op", "triton_poi_fused_gelu_0", 295, 10, **noted)
-    trace.kernel(300, 300, 310, name="triton_poi_fused_gelu_0", **{"External id": 78})
-    codes = {row.name: row.code for row in profile(trace.analysis()).kernels}
-    assert codes == {"gemm": "", "triton_poi_fused_gelu_0": "cxyz"}
-
-
 NOTED = {"kernel_hash": "cxyz", "kernel_backend": "triton"}
 NOTED |= {"Input Dims": [[64, 1024], [64, 1024]], "Input type": ["float", "float"]}
 
