@@ -86,7 +86,7 @@ def ask(suite: Suite, case: Case, function: str, **arguments: Any) -> Answers:
     """Return what "module:function" returns in each of the case's ranks, with progress. Raises
     ValueError if one fails.
     """
-    line = progress_line([case])
+    line = progress_line(suite.root, [case])
     try:
         with line.case(case.id):
             return suite.ask(case, line.stage, function, **arguments)

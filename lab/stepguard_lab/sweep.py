@@ -83,7 +83,7 @@ def _measured(
 ) -> SweepFile:
     """Measure the rows that are missing. Write each to the file as soon as it is measured."""
     cases = [case for _, case in left]
-    line = progress_line(cases)
+    line = progress_line(root, cases)
     with contextlib.closing(suite_of(root)) as suite:
         for (values, case), following in zip(left, [*cases[1:], None], strict=True):
             with line.case(case.id):

@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     suite = suite_of(options.root, launcher)
     if case.loop:
         say(RUNS_AS_IT_IS.format(workload=case.workload))
-    line = progress_line([case])
+    line = progress_line(options.root, [case])
     try:
         with line.case(case.id):
             result = suite.run(case, line.stage)

@@ -23,14 +23,16 @@ from stepguard.report.progress_line import (
 )
 
 
-def progress_line(config: pytest.Config, cases: Sequence[Case], pairs: bool) -> ProgressLine:
-    """Return the run's line on pytest's terminal. ``pairs`` says that the cases are measured in
-    pairs.
+def progress_line(
+    config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
+) -> ProgressLine:
+    """Return the run's line on pytest's terminal. ``last_s`` is how long each case took last time,
+    in seconds. ``pairs`` says that the cases are measured in pairs.
     """
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
     guess_s = PAIRS_GUESS_S if pairs else GUESS_S
-    return ProgressLine(display, config.option.verbose > 0, devices, guess_s)
+    return ProgressLine(display, config.option.verbose > 0, devices, last_s, guess_s)
 
 
 def _display(config: pytest.Config, reporter: Any) -> Display:

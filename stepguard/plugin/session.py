@@ -75,6 +75,7 @@ from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import run_document_file
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
+from stepguard.storage.kept_runs import Store
 
 
 class Recorder:
@@ -356,7 +357,8 @@ class PerfSession:
             )
             self._stack.callback(self._suite.close)
             pairs = self._tree is not None
-            self._line = progress_line(self._config, self._cases, pairs)
+            last_s = Store(self._root).last_wall_s(self._cases, pairs)
+            self._line = progress_line(self._config, self._cases, last_s, pairs)
         return self._suite, self._line
 
     def saw(self, item: pytest.Item, skipped: bool, why: str) -> None:

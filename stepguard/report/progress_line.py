@@ -17,7 +17,7 @@ from typing import TextIO
 from stepguard.core.device import CPU, GPU
 from stepguard.core.text import printable, shortened
 
-# Expected seconds of a case, alone and in pairs with another tree, as long as the run has none.
+# Expected seconds of a case, alone and in pairs with another tree, as long as no case has run here.
 GUESS_S = {GPU: 65.0, CPU: 20.0}
 PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
@@ -44,12 +44,14 @@ class ProgressLine:
         display: Display,
         verbose: bool,
         devices: Mapping[str, str],
+        last_s: Mapping[str, float],
         guess_s: Mapping[str, float] = GUESS_S,
     ) -> None:
         self._guess_s = guess_s  # by device
         self._display, self._write, self._verbose = display, display.write, verbose
         self._terminal, self._column = display.terminal, 0
-        self._took_s: dict[str, float] = {}  # by case id, of those that are over
+        self._last_s = last_s  # how long cases took last time, by id
+        self._took_s: dict[str, float] = {}  # in this run
         self._device, self._queue = devices, [*devices]
         self._done = 0
         self._case = ""
@@ -178,10 +180,26 @@ class ProgressLine:
         return self._guess_s.get(self._device.get(case_id, ""), 0.0) if known_s is None else known_s
 
     def _known_s(self, case_id: str) -> float | None:
-        """Return the mean of the run's cases on that device; None if there is none yet."""
         device = self._device.get(case_id)
-        alike_s = [s for name, s in self._took_s.items() if self._device.get(name) == device]
-        return fmean(alike_s) if alike_s else None
+        alike = {name: s for name, s in self._took_s.items() if self._device.get(name) == device}
+        return expected_s(case_id, self._last_s, alike)
+
+
+def expected_s(
+    case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
+) -> float | None:
+    """Return how many seconds a case will take; None if nothing is known. ``last_s`` are the times
+    of the last run, by case id, and ``took_s`` those of this run's cases that are over.
+
+    It is the case's last time, scaled by how this run's cases compare with their own last times.
+    Without a last time it is the mean of this run's cases.
+    """
+    if case_id in last_s:
+        both = took_s.keys() & last_s.keys()
+        before_s = sum(last_s[name] for name in both)
+        pace = sum(took_s[name] for name in both) / before_s if before_s else 1.0
+        return last_s[case_id] * pace
+    return fmean(took_s.values()) if took_s else None
 
 
 def has_cursor(file: TextIO) -> bool:

@@ -11,12 +11,13 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.comparison import from_json as comparison_from_json
 from stepguard.core.evidence import Evidence, from_json, to_json
@@ -145,6 +146,32 @@ class Store:
         if evidence_files(run):
             return "", run
         return next((pairs.against for pairs in _pairs_alone(run)), ""), run
+
+    def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
+        """Return how long each of these cases took last time, in seconds, alone or in ``pairs``."""
+        runs, took_s = self._runs()[::-1], {}
+        for case in cases:
+            walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
+            if newest_s := next(filter(None, walls_s), None):
+                took_s[case.id] = newest_s
+        return took_s
+
+
+def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
+    """Return how long a case took, in seconds; None if the run does not show it."""
+    try:
+        if pairs:
+            both = read_comparison(folder / COMPARISON)
+            sides = [both.head, both.base]
+        else:
+            sides = [read_evidence(folder / EVIDENCE)]
+    except FileError:
+        return None
+    # A run that failed ended early, or waited for a deadline. A run with other parameters under the
+    # same id took another time.
+    asked = case.as_dict().items()
+    sound = all(not side.faults and asked <= side.case.items() for side in sides)
+    return sides[0].wall_s if sound else None
 
 
 def evidence_files(run: Path) -> list[Path]:

@@ -74,7 +74,7 @@ def test_stages_are_shown_with_v_only(gate):
         " *0.0 s  launch 1: block 1 of 3",
     )
     quiet = gate.run()
-    quiet.says("?1/1? linear?nano?: at a guess *:* left")
+    quiet.says("?1/1? linear?nano?: about *:* left")
     quiet.stdout.no_fnmatch_line("*launch 1: start*")
 
 

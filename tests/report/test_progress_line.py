@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stepguard.report import progress_line
-from stepguard.report.progress_line import CLEAR, Display, ProgressLine
+from stepguard.report.progress_line import CLEAR, Display, ProgressLine, expected_s
 
 
 class Terminal:
@@ -56,10 +56,10 @@ class Terminal:
         minutes, seconds = re.search(r"(\d+):(\d\d) left", self.shown).groups()
         return 60 * int(minutes) + int(seconds)
 
-    def line(self, cases, terminal=True, verbose=False):
+    def line(self, cases, last_s=None, terminal=True, verbose=False):
         """A progress line on it, of cases and their devices."""
         screen = Display(self.write, terminal, lambda: self.width, lambda: self.column)
-        return ProgressLine(screen, verbose, dict(cases))
+        return ProgressLine(screen, verbose, dict(cases), last_s or {})
 
 
 @pytest.fixture
@@ -77,7 +77,10 @@ def test_what_was_on_the_screen_stays(monkeypatch, width, before):
         for one in (screen, plain):
             one.write("\n" if one.column == one.width else "")
             one.write(text)
-    line = screen.line([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    line = screen.line(
+        [("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")],
+        {"train_step[124m-bf16-compiled]": 60.0},
+    )
     for case in ("train_step[124m-bf16-compiled]", "b"):
         line.begin(case)
         for text in ("launch 1: build and first step", "launch 1: block 1 of 3", "end"):
@@ -95,11 +98,14 @@ def test_what_was_on_the_screen_stays(monkeypatch, width, before):
 def test_it_says_case_stage_and_time_in_whole_words(monkeypatch, width, stage):
     """Which case of how many, what it does, and how long it still takes, at any usual width."""
     screen = Terminal(monkeypatch, width)
-    line = screen.line([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    line = screen.line(
+        [("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")],
+        {"train_step[124m-bf16-compiled]": 60.0},
+    )
     line.begin("train_step[124m-bf16-compiled]")
     line.stage(stage)
     assert screen.shown.startswith("[1/2] trai")
-    assert f": {stage}  " in screen.shown and screen.left() == 130
+    assert f": {stage}  " in screen.shown and screen.left() == 125
     screen.width = 200  # the window is resized
     line.stage(stage)
     assert len(screen.shown) == 199
@@ -124,52 +130,50 @@ def test_the_progress_line_never_wraps(monkeypatch, width, text):
 
 
 def test_the_progress_line_counts_down(screen):
-    """The time left falls with the clock, from what is expected of each case."""
-    line = screen.line([("a", "cuda"), ("b", "cuda")])
+    """The time left falls with the clock, from what the cases took the last time."""
+    line = screen.line([("a", "cuda"), ("b", "cuda")], {"a": 60.0, "b": 30.0})
     line.begin("a")
     line.stage("warm-up")
-    assert screen.left() == 130
+    assert screen.left() == 90
     assert "[1/2] a: warm-up" in screen.shown
     screen.now_s += 20
     line.stage("warm-up")
-    assert screen.left() == 110 and "0:20" in screen.shown
+    assert screen.left() == 70 and "0:20" in screen.shown
     screen.now_s += 30
     line.end()
-    line.learn("a", 50.0)
     line.begin("b")
     line.stage("start")
-    assert screen.left() == 50
+    assert screen.left() == 30
     assert "[2/2] b: start" in screen.shown
     screen.now_s += 500
     line.stage("slow today")
-    assert screen.shown.endswith("  8:20, longer than expected (0:50)")
+    assert screen.shown.endswith("  8:20, longer than expected (0:30)")
 
 
 def test_a_case_that_takes_longer_says_so(screen):
     """It does not count down a second for minutes; what is to come is not eaten up by it."""
     screen.width = 100
-    line = screen.line([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
+    line = screen.line([("a", "cuda"), ("c", "cpu"), ("b", "cuda")], {"a": 12.0, "b": 90.0})
     line.begin("a")
-    screen.now_s += 105
+    screen.now_s += 52
     line.stage("build and first step")
-    tail = "  1:45, longer than expected (1:05), then about 1:25"
+    tail = "  0:52, longer than expected (0:12), then about 1:50"
     assert screen.shown.endswith(tail)
     line.end()
     line.begin("c")
     screen.now_s += 25
     line.stage("start")
-    assert screen.shown.endswith("  0:25, longer than expected (0:20), then about 1:05")
+    assert screen.shown.endswith("  0:25, longer than expected (0:20), then about 1:30")
 
 
 def test_pairs_say_up_to_when_they_may_go_on(screen):
     """Where nothing is known of them, or they have gone on for longer than was expected."""
-    line = screen.line([("a", "cuda"), ("b", "cuda")])
+    line = screen.line([("a", "cuda"), ("b", "cuda")], {"b": 60.0})
     line.begin("a", 900.0)
     screen.now_s += 52
     line.stage("pair 1 head: block 1 of 2")
     assert screen.shown.endswith("  0:52, up to about 15:00")
     line.end()
-    line.learn("a", 60.0)
     line.begin("b", 900.0)
     line.stage("start")
     assert screen.left() == 60
@@ -193,6 +197,22 @@ def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
         line.learn(name, took_s)
     first = "up to about 15:00" if most_s else "at a guess 3:35 left"
     assert left == [first, "about 2:20 left", "about 1:25 left"], "that on the CPU is guessed"
+
+
+@pytest.mark.parametrize(
+    ("last_s", "took_s", "expected"),
+    [
+        ({}, {}, None),  # nothing is known
+        ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
+        ({"a": 40.0}, {}, 40.0),  # its own last time
+        ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
+        ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
+        ({"b": 30.0}, {"b": 60.0}, 60.0),
+    ],
+)
+def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
+    """What it took the last time, at this run's pace; else the mean of this run."""
+    assert expected_s("a", last_s, took_s) == expected
 
 
 def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):

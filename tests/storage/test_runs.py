@@ -9,6 +9,9 @@ import pytest
 from builders import CASE_ID, evidence
 from comparisons import alike
 
+from stepguard import Case
+from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import KEPT_RUNS, Store
 
@@ -28,7 +31,7 @@ def a_run(store, name):
 
 def test_an_empty_checkout_has_nothing(store):
     """Without any run nothing is found and nothing raises, and nothing is made on disk."""
-    assert (store.newest(), store.last_run()) == ({}, [])
+    assert (store.newest(), store.last_run(), store.last_wall_s([])) == ({}, [], {})
     assert not store.folder.exists()
 
 
@@ -83,6 +86,33 @@ def test_a_run_is_the_newest_although_the_clock_went_back(store):
         path = store.keep(store.new_run(), "a", evidence(date=date))
         assert store.last_run() == [path] and store.is_newest(path), date
     assert len(list(store.runs.iterdir())) == KEPT_RUNS
+
+
+def test_the_last_sound_run_times_the_progress_line(store):
+    """One that failed says nothing of how long a case takes, nor one of other parameters."""
+    case, faults = Case("a", "m:f", {"n": 1}), (Fault(Reason.RAISED, "x"),)
+    for run, fields in (
+        ("1", {"wall_s": 55.0}),
+        ("2", {"wall_s": 77.0}),
+        ("3", {"faults": faults}),
+    ):
+        made = evidence(case_id=case.id, case=case.as_dict(), **fields)
+        store.keep(a_run(store, f"20261120T{run}-1"), case.slug, made)
+    assert store.last_wall_s([case]) == {case.id: 77.0}
+    assert store.last_wall_s([Case("a", "m:f", {"n": 2})]) == {}, "under the same id"
+
+
+def test_pairs_are_timed_by_pairs(store):
+    """A comparison takes several times as long as the case alone."""
+    case = Case("a", "m:f", {"n": 1})
+    run, made = a_run(store, "20261120T1-1"), evidence(case_id=case.id, case=case.as_dict())
+    store.keep(run, case.slug, replace(made, wall_s=20.0))
+    assert store.last_wall_s([case], pairs=True) == {}
+    found = replace(alike([0.0]), head=replace(made, wall_s=90.0), base=made)
+    store.keep_comparison(run, case.slug, found)
+    (a_run(store, "20261121T1-1") / case.slug / "comparison.json").mkdir(parents=True)
+    assert store.last_wall_s([case], pairs=True) == {case.id: 90.0}
+    assert store.last_wall_s([case]) == {case.id: 20.0}
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
