@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 ENDING_S = 60.0  # that a run gets after SIGTERM
 LIMIT_S = 1800.0  # of a run
 # Of a cache. Headers are copied there when a launch ends.
-NOT_COMPILED = {"unfinished", "lock", "precompiled_headers"}
+NOT_COMPILED = {"unfinished", "set-aside", "lock", "precompiled_headers"}
 
 
 def processes(folder: Path) -> list[int]:

@@ -9,7 +9,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -228,16 +227,46 @@ class Suite:
         was measured by then is judged and kept, and Ended is raised.
         """
         self._bench.ahead.expect(following)
-        compare = self._screen if self.tree is None else partial(self._compare, tree=self.tree)
-        result = compare(case, progress)
-        pairs, cache = result.comparison, self._cache.folder
-        sides = (result.evidence, pairs.head, pairs.base) if pairs else (result.evidence,)
-        if any(f"{cache}/" in fault.message for side in sides for fault in side.faults):
-            renew = f"if that file is damaged: rm -rf {shlex.quote(str(cache))}, and measure again"
-            self.notices.append(f"{case.id}: failed with a file of the compile cache; {renew}")
+        began_ns = time.time_ns()
+        result = self._measure(case, progress)
+        texts = [] if result.ended else _failures(result)
+        if file := next(filter(None, (self._cache.older_file(t, began_ns) for t in texts)), ""):
+            result = self._without_cache(result, progress, file)
         self.results.append(result)
         if result.ended:
             raise Ended(result)
+        return result
+
+    def _measure(self, case: Case, progress: Progress) -> Result:
+        if self.tree is None:
+            return self._screen(case, progress)
+        return self._compare(case, self.tree, progress)
+
+    def _without_cache(self, failed: Result, progress: Progress, file: str) -> Result:
+        """Set the compile cache aside, since a failure names ``file`` of it, and measure the case
+        twice: what the first pass writes into a new cache has to serve the second one. If that
+        fails, too, the cache was not the cause: put it back.
+        """
+        case = failed.case
+        self._bench.ahead.close()  # these launches may be reading it
+        try:
+            aside = self._cache.set_aside()
+        except OSError as error:
+            self.notices.append(f"{case.id}: the compile cache could not be set aside: {error}")
+            return failed
+        for _ in range(2):
+            self.budget.cases += 1  # the case is charged for each pass
+            result = self._measure(case, progress)
+            if _failures(result) or result.ended:
+                break
+        if _failures(result):
+            self._bench.ahead.close()
+            self._cache.put_back()
+        else:
+            self.notices.append(
+                f"{case.id}: failed with {file} of the compile cache, and was measured again "
+                f"without the cache, which was set aside: {aside}"
+            )
         return result
 
     def close(self) -> None:
@@ -296,7 +325,7 @@ class Suite:
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, judge(asked), evidence_path, path, comparison, judged_by)
 
-    def _compare(self, case: Case, progress: Progress, tree: Tree) -> Result:
+    def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree. No stored baseline counts."""
         path, _ = self._known(case)
         revision = self._bench.revision
@@ -353,3 +382,13 @@ class Suite:
         # Files that the script itself wrote are named, too: the user adds them to .gitignore.
         dirty = tuple(sorted({*evidence.dirty, *now.dirty}))
         return replace(evidence, tree_changed=True, dirty=dirty)
+
+
+def _failures(result: Result) -> list[str]:
+    """Return the messages and stacks of failures that a damaged file of the compile cache may
+    cause.
+    """
+    pairs, may_cause = result.comparison, (Reason.RAISED, Reason.KILLED)
+    sides = (result.evidence, pairs.head, pairs.base) if pairs else (result.evidence,)
+    faults = (fault for side in sides for fault in side.faults)
+    return [f"{fault.message}\n{fault.detail}" for fault in faults if fault.code in may_cause]

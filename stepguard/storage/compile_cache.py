@@ -7,6 +7,7 @@ run would lose files that it is about to load, so only one run at a time uses a 
 
 .stepguard/cache/inductor/, triton/, extensions/, ...    what compilers wrote
 .stepguard/cache/unfinished/<token>                      a launch's mark
+.stepguard/cache/set-aside/                              what failed to load
 .stepguard/cache/lock                                    locked by the run that uses the cache
 .stepguard/cache-2/                                      of a second run at the same time
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 # Folders of compiled extensions, one for each tree. No later run uses other revisions' trees.
 KEPT_EXTENSIONS = 4
-_MARKS, _LOCK = "unfinished", "lock"
+_MARKS, _ASIDE, _LOCK = "unfinished", "set-aside", "lock"
 
 
 def user_cache() -> Path:
@@ -80,14 +81,19 @@ def _remove_unfinished(cache: Path, marks: Iterable[Path]) -> None:
         begin_ns = min((mark.stat().st_mtime_ns for mark in marks), default=None)
         if begin_ns is None:
             return
-        # The folders that compilers wrote.
-        for part in (path for path in cache.iterdir() if path.is_dir() and path.name != _MARKS):
+        for part in _parts(cache):
             for folder, _, names in os.walk(part):
                 for path in (Path(folder, name) for name in names):
                     if path.lstat().st_ctime_ns >= begin_ns:
                         path.unlink(missing_ok=True)
         for mark in marks:  # last: this process, too, may be killed
             mark.unlink()
+
+
+def _parts(cache: Path) -> list[Path]:
+    """Return the folders that compilers wrote."""
+    own = (_MARKS, _ASIDE)
+    return [path for path in cache.iterdir() if path.is_dir() and path.name not in own]
 
 
 class CompileCache:
@@ -103,6 +109,36 @@ class CompileCache:
             extensions = sorted(self.folder.glob("extensions/*"), key=_used_at)
             for old in extensions[:-KEPT_EXTENSIONS]:
                 shutil.rmtree(old, ignore_errors=True)
+
+    def older_file(self, text: str, ns: int) -> str:
+        """Return the last file in a text, where a traceback has its message, that the cache has had
+        since before ``ns``, in nanoseconds since 1970; "" if there is none, or if other runs may
+        use the cache, too: no run may empty that.
+        """
+        if self._lock < 0:
+            return ""
+        names = re.findall(re.escape(f"{self.folder}/") + r"[\w./+@,-]+", text, re.ASCII)
+        for name in reversed(names):
+            with contextlib.suppress(OSError):
+                if os.stat(name).st_ctime_ns < ns:
+                    return str(name)
+        return ""
+
+    def set_aside(self) -> Path:
+        """Empty the cache. Return the folder that has its content, in place of an earlier one."""
+        aside = self.folder / _ASIDE
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for part in _parts(self.folder):
+            part.rename(aside / part.name)
+        return aside
+
+    def put_back(self) -> None:
+        """Undo set_aside(), and forget what was compiled since."""
+        for part in _parts(self.folder):
+            shutil.rmtree(part)
+        for part in (self.folder / _ASIDE).iterdir():
+            part.rename(self.folder / part.name)
 
     def close(self) -> None:
         """Let other runs use the cache."""

@@ -1,5 +1,5 @@
-"""A killed compile costs a case nothing but time; a damaged compile cache is named. Real launches
-of a workload whose compiler is a few lines of Python.
+"""A killed compile, or a damaged compile cache, costs a case nothing but time. Real launches of a
+workload whose compiler is a few lines of Python.
 """
 
 import shutil
@@ -20,12 +20,16 @@ from factories import Linear
 
 def compiled():
     path = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "step.so")
-    if path.exists():
+    if path.exists() and not Path("fails").exists():
         if path.read_text() != "whole":
             raise ImportError(f"{path}: file too short")
         return
     path.parent.mkdir(exist_ok=True)
     path.write_text("ha")
+    if Path("fails").exists():
+        with Path("fails").open("a") as tries:
+            tries.write("x")
+        raise ImportError(f"{path}: file too short")
     if Path("dies").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     path.write_text("whole")
@@ -42,7 +46,7 @@ class Step(Linear):
 def factory(*, device):
     return Step(device)
 """
-DAMAGED = "*: failed with a file of the compile cache; if that file is damaged: rm -rf */cache, *"
+DAMAGED = "*: failed with */inductor/step.so of the compile cache, and was measured again *"
 
 
 @pytest.fixture
@@ -56,16 +60,16 @@ def project(gate, monkeypatch):
     return gate
 
 
-def cached(project):
+def cached(project, folder="inductor"):
     """What the cache has of the step; "" if nothing."""
-    path = project.path / ".stepguard/cache/inductor/step.so"
+    path = project.path / ".stepguard/cache" / folder / "step.so"
     return path.read_text() if path.exists() else ""
 
 
 def test_a_case_whose_cache_is_damaged(project):
     """A killed compile leaves nothing to the next run, which is measured as if that launch had
-    never been. A case that fails with a file of the cache is BROKEN, and the run says what mends
-    that.
+    never been. A cache that fails to load is set aside, and the run says so. A tree that breaks its
+    own is BROKEN, with an empty cache, too: then the cache was not the cause, and is as it was.
     """
     (project.path / "dies").touch()
     project.run().says("*BROKEN*SIGKILL in first step*")
@@ -77,4 +81,14 @@ def test_a_case_whose_cache_is_damaged(project):
     assert cached(project) == "whole"
 
     (project.path / ".stepguard/cache/inductor/step.so").write_text("ha")
-    project.run().says("*BROKEN*file too short*", DAMAGED)
+    project.run().says("*NO BASELINE*", DAMAGED)
+    assert (cached(project), cached(project, "set-aside/inductor")) == ("whole", "ha")
+
+    before = project.path / ".stepguard/cache/inductor/kernel.py"
+    before.write_text("")
+    (project.path / "fails").touch()
+    (project.path / "compiles.py").write_text(COMPILER.replace("{path}: ", f"{before}: "))
+    result = project.run()
+    result.says("*BROKEN*file too short*")
+    result.stdout.no_fnmatch_line(DAMAGED)
+    assert before.exists() and (project.path / "fails").read_text() == "xx"

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,32 @@ def test_checkouts_that_share_a_cache_share_the_others_too(cache, tmp_path):
         assert other.folder == tmp_path / "cache-2"
 
 
+def test_a_cache_that_is_set_aside_can_come_back(cache):
+    """Whole, without what was compiled meanwhile. Set aside again, it replaces what was there."""
+    aside = cache.set_aside()
+    assert [path.name for path in aside.rglob("*.so")] == ["old.so"]
+    written(cache, "new.so")
+    cache.put_back()
+    assert names(cache) == ["old.so"] and not list(aside.iterdir())
+    cache.set_aside()
+    written(cache, "new.so")
+    assert [path.name for path in cache.set_aside().rglob("*.so")] == ["new.so"]
+
+
+def test_a_failure_names_a_file_that_was_there_before(cache, tmp_path):
+    """The one in the message, not in the stack. What the failed launch wrote itself is no damage of
+    the cache; nor are other files.
+    """
+    caller = written(cache, "caller.py")
+    old, begin_ns = cache.folder / "inductor/old.so", (cache.folder / "probe").stat().st_ctime_ns
+    new = written(cache, "new.so")
+    (tmp_path / "other.so").write_text("")
+    text = f'File "{tmp_path}/other.so", line 3\n{new}: file too short; {cache.folder}/gone.so'
+    assert cache.older_file(text, begin_ns) == ""
+    stack = f'{text}\nFile "{caller}", line 8\nImportError: {old}: file too short'
+    assert cache.older_file(stack, begin_ns) == str(old)
+
+
 def test_a_cache_that_cannot_be_written_fails_no_run(tmp_path):
     """It costs seconds."""
     (tmp_path / "cache").write_text("a file")
@@ -132,6 +159,19 @@ def test_a_cache_that_cannot_be_written_fails_no_run(tmp_path):
         with mark.during():
             pass
         mark.clean()
+        assert cache.older_file(f"{cache.folder}/x.so", 0) == ""
+
+
+def test_a_cache_that_cannot_be_locked_is_not_set_aside(tmp_path, monkeypatch):
+    """Another run may be using it. So no failure names its files."""
+
+    def flock(*arguments):
+        raise OSError("no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    cache = CompileCache(tmp_path / "cache")
+    old = written(cache, "old.so")
+    assert cache.older_file(f"ImportError: {old}: file too short", time.time_ns()) == ""
 
 
 def test_extensions_of_trees_that_are_gone_are_removed(cache):
