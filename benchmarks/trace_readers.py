@@ -89,10 +89,9 @@ def with_stepguard(path: str) -> Reader:
 def with_rank(path: str) -> Reader:
     """Return what a rank's counting pass reads of its own trace: counts, profile and identity."""
     from stepguard.trace.chrome_trace import decode_all
-    from stepguard.trace.host_steps import read_steps
+    from stepguard.trace.host_steps import identity_of, read_steps
     from stepguard.trace.kernel_classes import usual_classes
     from stepguard.trace.make_profile import analyse, profile
-    from stepguard.trace.operator_identity import identity_of
 
     classes = usual_classes()
 

@@ -14,7 +14,7 @@ from stepguard.core.case import Case
 from stepguard.core.evidence import Evidence
 from stepguard.core.question import Question
 from stepguard.launch import diagnosis, torchrun, worker_group
-from stepguard.launch.nodes import run_launcher
+from stepguard.launch.nodes import scheduler
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
 from stepguard.measure import warm_up
@@ -92,7 +92,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
     for module in (worker_group, torchrun):
         monkeypatch.setattr(module, "GONE_LIMIT_S", BUSY_LIMIT_S)
-    monkeypatch.setattr(run_launcher, "ASK_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(scheduler, "ASK_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 60.0)
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 

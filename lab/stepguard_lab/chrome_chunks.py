@@ -18,8 +18,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from stepguard.trace.chrome_events import UNDECODED, CutOffError, Event, TraceError, mended
-from stepguard.trace.chrome_trace import in_columns
+from stepguard.trace.chrome_trace import (
+    UNDECODED,
+    CutOffError,
+    Event,
+    TraceError,
+    in_columns,
+    mended,
+)
 from stepguard.trace.columns import Trace
 
 try:  # isal unpacks in a third of zlib's time

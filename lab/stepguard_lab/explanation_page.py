@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Explanation
-from stepguard.report.cause_text import refused_because, sentence
+from stepguard.report.time_causes import refused_because, sentence
 from stepguard_lab.measured_peaks import Peaks
 from stepguard_lab.roofline import position
 

@@ -30,7 +30,7 @@ from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.output_files import FileKind
+from stepguard.storage.run_document_file import FileKind
 from stepguard_lab import history_table as table
 from stepguard_lab.change_points import INSTALL, has_ruptures
 from stepguard_lab.history_import import Imported, import_baselines, import_evidence

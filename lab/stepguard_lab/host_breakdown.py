@@ -13,7 +13,7 @@ import numpy as np
 from stepguard.core.profile import Series, mean
 from stepguard.core.text import cut, listed
 from stepguard.report.table import aligned
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.kernel_classes import Classes
 from stepguard.trace.phases import find_passes, pass_at

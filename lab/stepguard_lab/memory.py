@@ -19,7 +19,7 @@ from stepguard.cli.common import add_json, put_json, refuse_target, say, suite_o
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.report.table import aligned
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import NONE, OPERATOR, PYTHON, Allocations, Trace
 from stepguard.trace.kernel_classes import Classes, usual_classes
 from stepguard.trace.make_profile import own_line

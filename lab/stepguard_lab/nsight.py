@@ -20,7 +20,7 @@ from stepguard.cli.doctor import COMES_WITH
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.core.case import Case
 from stepguard.core.device import GPU, is_gpu
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import visible_gpus
@@ -115,7 +115,7 @@ def _profile(options: argparse.Namespace) -> int:
 def _run(command: list[str], root: Path, compiled: Path) -> None:
     """Run one command and pass on its output. Raises ValueError if it fails."""
     say(shlex.join(command))
-    env = os.environ | callers_engine.caches(compiled) | {"PYTHONPATH": _python_path(root)}
+    env = os.environ | torchrun.caches(compiled) | {"PYTHONPATH": _python_path(root)}
     status = subprocess.run(command, cwd=root, env=env, check=False).returncode
     if status:
         hint = ""
@@ -125,7 +125,7 @@ def _run(command: list[str], root: Path, compiled: Path) -> None:
 
 
 def _python_path(root: Path) -> str:
-    packages = (callers_engine.ENGINE.parent, Path(__file__).resolve().parents[1])
+    packages = (torchrun.ENGINE.parent, Path(__file__).resolve().parents[1])
     paths = [str(root), *map(str, packages), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(dict.fromkeys(path for path in paths if path))
 
@@ -163,8 +163,8 @@ def _worker(case: Case, options: argparse.Namespace) -> list[str]:
     # A range belongs to its thread, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
     module, ranks = "stepguard_lab.profilers.for_nsight", case.world_size
-    python = callers_engine.command(module)
+    python = torchrun.command(module)
     if case.needs_torchrun:
-        python = callers_engine.command("torch.distributed.run")
+        python = torchrun.command("torch.distributed.run")
         python += [f"--nproc-per-node={ranks}", "--standalone", "-m", module]
     return [*python, msgspec.json.encode(run).decode()]

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 from stepguard.report.table import aligned
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.kernel_classes import Classes, short
 from stepguard_lab.printed import fitted
 from stepguard_lab.trace_page import WIDTH

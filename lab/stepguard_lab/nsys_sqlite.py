@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import (
     ANNOTATION,
     CALL,

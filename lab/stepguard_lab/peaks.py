@@ -11,7 +11,7 @@ import msgspec
 
 from stepguard.cli.common import say
 from stepguard.cli.doctor import last_line
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard_lab import measured_peaks
 
 _MEASURE = "stepguard_lab.profilers.measure_peaks"
@@ -26,7 +26,7 @@ def add_command(commands: Any, root: Path) -> None:
 def _peaks(options: argparse.Namespace) -> int:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
     failure = "the peaks cannot be measured"
-    line = last_line(callers_engine.command(_MEASURE), failure, options.root)
+    line = last_line(torchrun.command(_MEASURE), failure, options.root)
     peaks = msgspec.json.decode(line, type=measured_peaks.Peaks)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in peaks.flops_per_s.items())
     copied = f"copy {peaks.copy_bytes_per_s / 1e9:.4g} GB/s read and written"

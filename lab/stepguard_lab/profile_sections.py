@@ -6,7 +6,7 @@ from statistics import median
 from stepguard.core.explanation import Cause, Explanation
 from stepguard.core.profile import Profile, by_class, mean
 from stepguard.core.text import counted
-from stepguard.report.cause_text import named, place, refused_because, what
+from stepguard.report.time_causes import named, place, refused_because, what
 from stepguard.trace.kernel_classes import short
 from stepguard_lab.charts import Bar, bar_chart
 from stepguard_lab.report_input import MeasuredCase

@@ -10,10 +10,9 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, put_text, refuse_target, say
 from stepguard.core.text import counted
-from stepguard.machine.git.remote import pages_of
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard_lab.report_input import read_runs
-from stepguard_lab.source_links import Repository, repository
+from stepguard_lab.source_links import Repository, pages_of, repository
 from stepguard_lab.timeline import timeline
 from stepguard_lab.trace_files import analysed, has_kernels, read_files
 

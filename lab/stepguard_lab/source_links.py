@@ -7,10 +7,11 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
 from stepguard.core.site import Site
-from stepguard.machine.git.remote import origin, pages_of
-from stepguard.machine.git.revision import git
+from stepguard.machine.git.revision import git, origin
 
 _HASH = re.compile(r"[0-9a-f]{7,64}")
+# "git@host:owner/name.git", as ssh takes it.
+_SCP = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+\.[\w-]+):(?P<path>[^/:\s][^:\s]*)")
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,23 @@ def repository(root: Path) -> Repository:
     """Return the pages of the remote ``origin`` of a folder's repository, if it has any."""
     url = pages_of(origin(root))
     return Repository(url, (git(root, "rev-parse", "--show-prefix") or "").strip() if url else "")
+
+
+def pages_of(remote: str) -> str:
+    """Return the address of a remote's web pages, "https://host/owner/name"; empty for a path.
+
+    A user, a password or a token in the address is left out.
+    """
+    remote = remote.removesuffix("/").removesuffix(".git")
+    if "://" not in remote:
+        scp = _SCP.fullmatch(remote)
+        return f"https://{scp['host']}/{quote(scp['path'])}" if scp else ""
+    try:
+        parts = urlsplit(remote)
+        port = f":{parts.port}" if parts.port and parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
+    if parts.scheme not in ("http", "https", "ssh", "git") or not parts.hostname:
+        return ""
+    scheme = "http" if parts.scheme == "http" else "https"
+    return f"{scheme}://{parts.hostname}{port}{quote(parts.path)}"

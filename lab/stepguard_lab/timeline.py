@@ -13,9 +13,8 @@ import numpy as np
 
 from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import NONE, Bools
-from stepguard.trace.idle_causes import CAUSES, Idle
 from stepguard.trace.kernel_classes import COMMUNICATION
-from stepguard.trace.make_profile import COPIES, Analysis
+from stepguard.trace.make_profile import CAUSES, COPIES, Analysis, Idle
 from stepguard_lab.charts import ticks
 
 BEGINS = '<svg class="stepguard"'  # tells our pictures from others

@@ -25,7 +25,7 @@ from stepguard.cli.common import (
 from stepguard.core.profile import Profile, Work, mean, merged, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.output_files import FileKind
+from stepguard.storage.run_document_file import FileKind
 from stepguard.trace.columns import PYTHON
 from stepguard.trace.kernel_classes import Classes, parse_classes, usual_classes
 from stepguard.trace.make_profile import profile

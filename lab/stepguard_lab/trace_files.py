@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepguard.core.text import counted
 from stepguard.storage.json_file import FileError
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import Trace
 from stepguard.trace.kernel_classes import Classes
 from stepguard.trace.make_profile import Analysis, analyse

@@ -10,9 +10,8 @@ import numpy as np
 from stepguard.core.profile import IdleRow, Profile, Series, mean
 from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import KERNEL, NONE
-from stepguard.trace.idle_causes import CAUSES, Idle
 from stepguard.trace.kernel_classes import COMMUNICATION
-from stepguard.trace.make_profile import Analysis, call_counts, profile
+from stepguard.trace.make_profile import CAUSES, Analysis, Idle, call_counts, profile
 from stepguard.trace.step_windows import queue_depth
 
 

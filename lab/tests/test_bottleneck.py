@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
-from stepguard.trace.idle_causes import Idle
+from stepguard.trace.make_profile import Idle
 from stepguard_lab.trace_page import bound
 from stepguard_lab.trace_summary import Bound, bottleneck
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refused, Side, Unlike
-from stepguard.report.cause_text import named
+from stepguard.report.time_causes import named
 from stepguard_lab.explanation_page import lines
 from stepguard_lab.trace_page import short
 

@@ -15,7 +15,7 @@ from stepguard.cli.main import main
 from stepguard.core.profile import Work
 from stepguard.explain.causes import explain
 from stepguard.storage.json_file import FileError
-from stepguard.trace.flops_of_launches import Inputs, work_of
+from stepguard.trace.chrome_trace import Inputs, work_of
 from stepguard.trace.make_profile import profile
 from stepguard_lab import measured_peaks as storage
 from stepguard_lab.explanation_page import lines

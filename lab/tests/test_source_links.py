@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from stepguard.core.site import Site
-from stepguard_lab.source_links import Repository, repository
+from stepguard_lab.source_links import Repository, pages_of, repository
 
 HASH = "4f2a91c0d3e7" + "0" * 28
 SITE = Site(".item()", "model/train loop.py", 88, "step", "loss.item()")
@@ -48,3 +48,28 @@ def test_the_remote_of_a_checkout(tmp_path):
         .page_of(SITE, HASH)
         .endswith("/project/model/train%20loop.py#L88")
     )
+
+
+@pytest.mark.parametrize(
+    ("remote", "url"),
+    [
+        ("git@github.com:o/name.git", "https://github.com/o/name"),
+        ("https://github.com/o/name.git", "https://github.com/o/name"),
+        ("https://user:ghp_secret@github.com/o/name", "https://github.com/o/name"),
+        (
+            "https://oauth2:secret@gitlab.example.com:8443/a/b/c.git",
+            "https://gitlab.example.com:8443/a/b/c",
+        ),
+        ("ssh://git@github.com:22/o/name.git", "https://github.com/o/name"),
+        ("http://git.example.com/o/name/", "http://git.example.com/o/name"),
+        ("/srv/git/name.git", ""),
+        ("../name", ""),
+        ("file:///srv/git/name", ""),
+        ("javascript://github.com/%0aalert(1)", ""),
+        ("https://[broken/o", ""),
+        ("", ""),
+    ],
+)
+def test_a_remotes_pages(remote, url):
+    """Of the usual spellings; a user, a password or a token is left out, and a path has none."""
+    assert pages_of(remote) == url

@@ -9,8 +9,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_parser, commands_of, complain, say
-from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today, wanted_evidence
+from stepguard.cli.common import (
+    add_evidence,
+    add_parser,
+    commands_of,
+    complain,
+    named_files,
+    say,
+    verdict_today,
+    wanted_evidence,
+)
 from stepguard.core.evidence import Evidence
 from stepguard.core.text import printable, short_hash
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch

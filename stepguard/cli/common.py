@@ -1,25 +1,38 @@
-"""Parts of several commands: usage errors, the folder of baselines, progress, documents."""
+"""Parts of several commands: usage errors, the folder of baselines, progress, documents, and kept
+evidence with what today's baselines say of it.
+"""
 
 import argparse
+import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.permission import Permission
+from stepguard.core.question import Answer, Question
 from stepguard.core.shared_sentences import no_folder
 from stepguard.core.text import printable
+from stepguard.core.verdict import Verdict
+from stepguard.judge.judge_recordings import alike
+from stepguard.judge.rule_book import judge
 from stepguard.launch.nodes.scheduler import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
-from stepguard.machine.interpreter import interpreter
+from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.requirements import require_torch
 from stepguard.measure.suite import Suite
 from stepguard.report import document_json
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage import output_files
-from stepguard.storage.kept_runs import Store
+from stepguard.storage import run_document_file
+from stepguard.storage.kept_runs import Store, kept_files, read_evidence
+from stepguard.storage.waiver_file import today
 
 STDOUT = "-"  # in place of a file's path: print the document as the last line
 
@@ -105,7 +118,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: output_files.FileKind = output_files.DOCUMENT,
+    kind: run_document_file.FileKind = run_document_file.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raise UsageError if the option's file cannot be written, or if it is one of the ``inputs``,
@@ -116,7 +129,7 @@ def refuse_target(
     path = Path(target)
     if path.exists() and any(source.exists() and source.samefile(path) for source in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
-    if problem := output_files.unwritable(path, kind):
+    if problem := run_document_file.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -130,11 +143,95 @@ def put_json(document: Any, target: str | None) -> None:
     text = document_json.as_json(document, indent=-1)
     if target == STDOUT:
         say(text)
-    elif problem := output_files.put(Path(target), text + "\n"):
+    elif problem := run_document_file.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
 
 
 def put_text(text: str, target: Path, option: str) -> None:
     """Write the text of an option's file. Raises ValueError if that fails."""
-    if problem := output_files.put(target, text):
+    if problem := run_document_file.put(target, text):
         raise ValueError(f"{option} {target}: {problem}; name another file")
+
+
+def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
+    """Add the arguments for cases and evidence. ``cases`` says which are the default."""
+    command.add_argument("case", nargs="*", metavar="CASE", help=f"default: {cases}")
+    command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+
+
+def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
+    """Return what today's baseline and waivers say of the evidence, without pairs."""
+    entry = _entry_today(evidence, folder)
+    return judge(Question(evidence, entry, permissions=tuple(waivers), today=today()))
+
+
+def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
+    path = baseline.path_of(folder, evidence)
+    content = baseline.load_for(path, baseline.machine_of(evidence))
+    return content.cases.get(evidence.case_id) if content else None
+
+
+def verdict_of_run(
+    evidence: Evidence | None,
+    pairs: Comparison | None,
+    folder: Path,
+    waivers: Sequence[Permission],
+) -> Verdict:
+    """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
+    the kept pairs of its confirmation. Without evidence the pairs alone judge.
+    """
+    permissions, day = tuple(waivers), today()
+    if evidence is None:
+        assert pairs is not None, "nothing was measured"
+        return judge(Question(pairs=pairs, permissions=permissions, today=day))
+    entry = _entry_today(evidence, folder)
+    recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
+    # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
+    recorded_at = [recording.commit for recording in recordings[:1]]
+    own = pairs is not None and [pairs.base.commit] == recorded_at
+    answer = Answer(pairs.named, pairs, own) if pairs is not None else None
+    return judge(Question(evidence, entry, answer=answer, permissions=permissions, today=day))
+
+
+def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
+    """Return the files of evidence that the options name, and the comparisons without evidence."""
+    if options.evidence:
+        return kept_files(Path(options.evidence))
+    store = Store(options.root)
+    # For a named case the newest evidence of any run: the last run may have measured other cases.
+    return list(store.newest().values()) if options.case else store.last_run(), []
+
+
+def wanted_evidence(
+    options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
+) -> list[tuple[Path, Evidence]]:
+    """Return each file with its evidence, for the cases that the options name, or for all if they
+    name none. ``paths`` are the files of named_files(). A case may have evidence of several
+    machines. A case in ``judged`` is judged without evidence.
+
+    Raises ValueError if there is no evidence, or if a case is unknown; FileError if a file is no
+    evidence.
+    """
+    store = Store(options.root)
+    source = str(Path(options.evidence) if options.evidence else store.runs)
+    if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
+        say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
+    kept = [(path, read_evidence(path)) for path in paths]
+    known = {*judged, *(evidence.case_id for _, evidence in kept)}
+    unknown = [case_id for case_id in options.case if case_id not in known]
+    against, folder = ("", store.runs) if options.evidence else store.last_against()
+    # Checked first: the other errors would make the reader look for evidence that never existed.
+    if against and (unknown or not kept):
+        raise ValueError(
+            f"{source}: the last run judged against {against}; such a run cannot be accepted. "
+            f"Measure: {as_typed('pytest perf_tests')}. To see its verdict: "
+            + as_typed(f"stepguard judge --evidence {shlex.quote(os.path.relpath(folder))}")
+        )
+    if not known:
+        here = f"nothing is kept; measure: {as_typed('pytest perf_tests')}"
+        there = "no evidence.json is below it"
+        raise ValueError(f"{source}: {there if options.evidence else here}")
+    if unknown:
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
+    return [item for item in kept if item[1].case_id in (options.case or known)]

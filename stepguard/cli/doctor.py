@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
     LauncherError,
     describe_nodes,
@@ -35,7 +34,7 @@ from stepguard.launch.nodes.scheduler import (
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
-from stepguard.machine.interpreter import as_typed, interpreter
+from stepguard.machine.interpreter import as_typed
 from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
@@ -45,11 +44,10 @@ from stepguard.worker.counters.cubin import DISASSEMBLER
 _ASK_TORCH = """
 import json, os, sys, torch
 from importlib.util import find_spec
-usable, compiled, triton = torch.cuda.is_available(), torch.__spec__.cached, find_spec("triton")
+usable, triton = torch.cuda.is_available(), find_spec("triton")
 tool = os.path.join(os.path.dirname(triton.origin), sys.argv[1]) if triton else ""
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
-    "gpus": torch.cuda.device_count() if usable else 0, "folder": os.path.dirname(torch.__file__),
-    "bytecode": compiled is not None and os.path.exists(compiled),
+    "gpus": torch.cuda.device_count() if usable else 0,
     "disassembler": os.path.exists(tool)}))
 """
 COMES_WITH = {
@@ -113,8 +111,6 @@ def _packages() -> Iterator[Finding]:
 
 def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
     gpus, torch = visible_gpus(), _ask_torch(root)
-    if not torch["bytecode"]:
-        yield "note", _no_bytecode(Path(torch["folder"]))
     if not gpus:
         yield "note", "no GPU: the smoke cases run, their times are not gated"
         yield _baseline(baselines / "cpu.json")
@@ -126,15 +122,6 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
     elif not torch["disassembler"]:
         yield "note", _NO_DISASSEMBLER
     yield from _gpus(gpus, baselines)
-
-
-def _no_bytecode(torch: Path) -> str:
-    """Return the cost of missing bytecode of torch, and how to get it."""
-    mend = "unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$HOME/.cache/bytecode"
-    if os.access(torch, os.W_OK):
-        python = interpreter(Path.cwd())
-        mend = f"{python} -m compileall -qq -j 0 {shlex.quote(str(torch.parent))}"
-    return f"{torch} has no bytecode: each launch takes seconds to compile it; mend it by: {mend}"
 
 
 def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
@@ -180,7 +167,7 @@ def last_line(command: list[str], failure: str, root: Path) -> str:
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = callers_engine.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = torchrun.import_path(Path(folder, "engine"), root, theirs, ())
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env

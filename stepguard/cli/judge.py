@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
+    add_evidence,
     add_json,
     add_parser,
     complain,
+    named_files,
     put_json,
     refuse_target,
     say,
     table_width,
+    verdict_of_run,
+    wanted_evidence,
 )
-from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
 from stepguard.core.status import Status
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run

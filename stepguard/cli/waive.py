@@ -15,8 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_parser, say
-from stepguard.cli.kept_evidence import verdict_of_run
+from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.core.permission import Permission
 from stepguard.judge.waiver_rules import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git

@@ -8,12 +8,9 @@ my_training:fit layers=2 --step-at optimizer
 """
 
 import argparse
-import ast
-import contextlib
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +24,7 @@ from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.text import listed, meant
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.storage import baseline_files as baseline
-from stepguard.worker.workload import NO_DEVICE, where_else
+from stepguard.worker.workload import where_else
 
 LOOP_OPTIONS = ("step_at", "every", "tokens", "torchrun")
 RUNS_AS_IT_IS = "{workload} runs unchanged: it writes its usual files, such as checkpoints, too"
@@ -136,7 +133,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
         case = replace(case, launches=usual if launches is None else launches)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if problem := missing(case.workload, options.root, None if case.loop else case.params):
+    if problem := missing(case.workload, options.root):
         raise UsageError(problem)
     return case
 
@@ -149,14 +146,9 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
     if asked and case.device != device:
-        params = {**case.params, **parameters(options)[0]}
-        pairs = [f"{key}={_as_typed(value)}" for key, value in params.items()]
-        ranks = options.gpus or case.world_size
-        several = ["--gpus", str(ranks)] if ranks > 1 else []
-        factory = shlex.join([case.workload, *pairs, "--device", device, *several])
         raise UsageError(
             f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
-            f"name its factory instead, with all parameters: {factory}"
+            f"name its workload instead, with all parameters: {case.workload}"
         )
     return case
 
@@ -184,36 +176,10 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
             case = from_dict(content.cases[case_id].case, name=name)
             cases[case.device] = case
     if not cases:
-        hint = meant(case_id, known)
         factory = "a factory is package.module:function key=value"
-        hint = hint or with_colon(case_id, root)
         there = f"; there is: {listed(sorted(known), 3)}" if known else ""
-        raise UsageError(f"{case_id!r} has no baseline{hint}{there}; {factory}")
+        raise UsageError(f"{case_id!r} has no baseline{meant(case_id, known)}{there}; {factory}")
     return cases
-
-
-def with_colon(name: str, root: Path) -> str:
-    """Return " (did you mean a.b:c?)" if the name is a.b.c, or if it is a.b or its file a/b.py and
-    the module has factories; else an empty text.
-    """
-    module = name.removesuffix(".py").replace("/", ".")
-    if named := [f"{module}:{function}" for function in _factories(module, root)]:
-        return f" (did you mean {listed(named, 3)}?)"
-    workload = ":".join(name.rsplit(".", 1))
-    with contextlib.suppress(ValueError):
-        if not missing(workload, root):
-            return f" (did you mean {workload}?)"
-    return ""
-
-
-def _factories(module: str, root: Path) -> list[str]:
-    """Return the public functions in a module's source that take a device."""
-    spec = _spec(module.split("."), [str(root), *sys.path])
-    if spec is None or not (spec.origin or "").endswith(".py"):
-        return []
-    tree = _parsed(Path(str(spec.origin)).read_text(errors="replace"))
-    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
-    return [node.name for node in functions if "device" in _names(node) and node.name[0] != "_"]
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
@@ -236,19 +202,9 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     return params
 
 
-def _as_typed(value: Scalar) -> str:
-    """Return a value as parse_params() reads it: without quotes, unless JSON would read the text as
-    another value.
-    """
-    if isinstance(value, str) and parse_params([f"x={value}"]) == {"x": value}:
-        return value
-    return json.dumps(value)
-
-
-def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
+def missing(workload: str, root: Path) -> str:
     """Return what a rank that starts in ``root`` would not find: a script, a module or a function.
-    With ``params`` also return a parameter that the factory needs or does not take. Empty if
-    nothing is missing, or if the source does not show it.
+    Empty if nothing is missing, or if the source does not show it. The rank checks the parameters.
 
     Nothing is imported, since torch alone takes seconds. Raises ValueError if ``workload`` is
     neither "package.module:function" nor a script.
@@ -269,7 +225,6 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
         if function not in text:
             defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
             return f"{spec.origin} has no {function}{meant(function, defined)}"
-        return _unfit(text, function, params) if params is not None else ""
     return ""
 
 
@@ -281,43 +236,6 @@ def _no_module(module: str, root: Path) -> str:
     package = module.partition(".")[0]
     elsewhere = "" if _spec([package], path) else where_else(package, root)
     return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
-
-
-def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
-    """Return an error on a parameter that a function in the source needs or does not take; empty if
-    there is none, or if the function has decorators.
-    """
-    for node in _parsed(source):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return "" if node.decorator_list else _wrong_parameters(node, params)
-    return ""
-
-
-def _parsed(source: str) -> list[ast.stmt]:
-    """Return a source's statements; empty if it has a syntax error, which its import reports."""
-    with contextlib.suppress(SyntaxError):
-        return ast.parse(source).body
-    return []
-
-
-def _names(node: ast.FunctionDef) -> list[str]:
-    """Return a function's parameters."""
-    taken = node.args
-    return [argument.arg for argument in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
-
-
-def _wrong_parameters(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
-    taken, names = node.args, _names(node)
-    needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
-    kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
-    needed += [argument.arg for argument, default in kwonly if default is None]
-    wrong = [key for key in params if key not in names and taken.kwarg is None]
-    if wrong:
-        return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
-    if "device" not in names and taken.kwarg is None:
-        return f"{node.name} {NO_DEVICE}"
-    lacks = [name for name in needed if name not in params and name != "device"]
-    return f"{node.name} needs {listed(lacks, 3)}: add {lacks[0]}=..." if lacks else ""
 
 
 def _beside(module: str, root: Path) -> str:

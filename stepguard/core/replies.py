@@ -43,7 +43,6 @@ class FirstStep(Reply):
     compile_s: float  # with what a loop has taken before
     compiled_afresh: bool  # something that no cache had
     missed_graphs: int  # that the cache lacked
-    kept: bool  # the cache has all graphs now
     reserved_bytes: int  # on the GPU
 
 

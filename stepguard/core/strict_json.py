@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -24,9 +24,6 @@ EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
 # Yields what is wrong with the content, although its types are right.
 Check = Callable[[Content], Iterable[str]]
-# Returns a document with the next schema. It does not change what it does not understand.
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-NO_OLDER: Mapping[int, Upgrade] = {}
 
 
 class OtherSchema(ValueError):
@@ -38,13 +35,9 @@ class OtherSchema(ValueError):
 
 
 def parse(
-    text: str,
-    kind: type[Content],
-    schema: int,
-    check: Check[Content] | None = None,
-    older: Mapping[int, Upgrade] = NO_OLDER,
+    text: str, kind: type[Content], schema: int, check: Check[Content] | None = None
 ) -> Content:
-    """Return the document as a ``kind``. ``older`` has upgrades for the older schemas it may have.
+    """Return the document as a ``kind``.
 
     Raises ValueError if the document is truncated; if it has NaN, a number beyond LARGEST or a key
     twice; if it has a wrong, missing or unknown field; or if ``check`` yields something. Raises
@@ -64,8 +57,6 @@ def parse(
         if not isinstance(raw, dict) or "schema" not in raw:
             raise ValueError("it has no schema")
         # The schema comes before the fields: another schema has others.
-        if type(raw["schema"]) is int and (upgrade := older.get(raw["schema"])):
-            raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
         content = converted(former.without(raw), kind)

@@ -28,9 +28,8 @@ from stepguard.core.profile import (
     merged,
 )
 from stepguard.core.site import Site
-from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import How, Match, match, rows_of
-from stepguard.explain.scatter import Scatter, Term, Usual
+from stepguard.explain.scatter import Pace, Scatter, Term, Usual
 from stepguard.trace.kernel_classes import operator_in
 
 LOST_AT_MOST = 0.05  # share of the launches

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from stepguard.core.baseline import Entry, Epoch
-from stepguard.core.evidence import Difference, Evidence
+from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
@@ -27,11 +27,10 @@ from stepguard.judge.comparable import (
     conditions_of,
     conditions_recorded,
 )
-from stepguard.judge.compare_metric import compare, recorded_difference_pct
+from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.limits import paired
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -160,14 +159,3 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
         return False
     assert time.change_pct is not None and time.limit_pct is not None
     return abs(time.change_pct) <= time.limit_pct / 2
-
-
-def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bool:
-    """Tell whether the pairs so far show that a difference is certainly within its limit of the
-    recorded one. ``evidence`` is that of the case so far.
-    """
-    past = alike(entry.level, evidence) if entry.case == evidence.case else []
-    then_pct = recorded_difference_pct(f"{difference.name}_pct", past)
-    if then_pct is None or difference.bad_times():
-        return False
-    return paired(difference.pairs_ms).certain(then_pct)

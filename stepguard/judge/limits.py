@@ -25,10 +25,6 @@ class Paired:
     mean_pct: float  # of the plain step
     half_width_pct: float  # of the 95 % interval, Student's t over the pairs; inf for one pair
 
-    def certain(self, then_pct: float) -> bool:
-        """Tell whether the whole interval is within the limit of a recorded difference."""
-        return abs(self.mean_pct - then_pct) + self.half_width_pct <= DIFFERENCE_LIMIT_PCT
-
 
 def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     """Return the mean of other minus plain over (plain, other) pairs, each in ms a step.

@@ -97,11 +97,6 @@ def _covers(value: int, metric: str, old: float, new: float) -> bool:
     return new <= value
 
 
-def may_cover(value: int, metric: str, old: float) -> bool:
-    """Tell whether a waiver with this value can cover any failing count, if ``old`` is recorded."""
-    return value != old if METRICS[metric].exact else value > old
-
-
 def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
     return metric.failing_ranks or ((metric.old or 0, metric.new or 0),)
 

@@ -18,9 +18,8 @@ from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.core.replies import Sources
 from stepguard.core.text import listed
-from stepguard.launch.callers_engine import ENGINE
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.torchrun import LaunchSpec
+from stepguard.launch.torchrun import ENGINE, LaunchSpec
 from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER
 

@@ -1,4 +1,9 @@
-"""One run of torchrun's engine, in an agent (worker/agent.py): its environment and its end."""
+"""One run of torchrun's engine, in an agent (worker/agent.py): its environment and its end.
+
+Every launch runs the caller's engine, whatever tree is measured. The tree comes first on a launch's
+import path, and it may contain another engine: another revision of this project does. So the
+caller's package is linked into a folder of its own, which comes before the tree.
+"""
 
 import hashlib
 import json
@@ -7,13 +12,47 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
-from stepguard.launch import callers_engine
 from stepguard.machine.lifeline import holds_memory, kill_by_token, pids_by_token
+
+ENGINE = Path(__file__).resolve().parents[1]  # the package
+
+
+def command(module: str, python: str = sys.executable) -> list[str]:
+    """Return the command that runs a module of the engine with an interpreter. With -P that does
+    not put the working directory first on the import path. PYTHONSAFEPATH would do the same, but a
+    workload's scripts would inherit it.
+    """
+    return [python, "-P", "-m", module]
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Return variables for a process's environment: it then compiles into ``folder``, and numbers
+    GPUs as NVML does.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
+    """Make ``folder``, which must not exist, with a link to the engine. Return PYTHONPATH of a
+    launch: ``folder``, ``root``, the caller's own paths (``theirs``), and the folder that contains
+    the engine, unless it lies in a forbidden tree.
+    """
+    folder.mkdir()
+    (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)
+    beside = ENGINE.parent
+    foreign = any(beside.is_relative_to(tree.resolve()) for tree in forbidden)
+    paths = [str(folder), str(root), theirs, "" if foreign else str(beside)]
+    return os.pathsep.join(dict.fromkeys(path for path in paths if path))
+
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"
@@ -78,10 +117,9 @@ def start(
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
-    agent = callers_engine.command("stepguard.worker.agent", spec.python)
-    command = [*agent, json.dumps(keywords)]
+    typed = [*command("stepguard.worker.agent", spec.python), json.dumps(keywords)]
     own = launch_environment(spec, token, scratch, environment) | _network(part, scratch)
-    return spawn(command, spec, own, folder / "agent.log")
+    return spawn(typed, spec, own, folder / "agent.log")
 
 
 def spawn(
@@ -122,7 +160,7 @@ def launch_environment(
     foreign = spec.forbidden
     if spec.python != sys.executable:
         # The engine may be installed beside this interpreter's packages.
-        foreign = (*foreign, callers_engine.ENGINE.parent)
+        foreign = (*foreign, ENGINE.parent)
         # As when the environment is activated: compilers and tools of a package are found by PATH.
         bin_folder = os.path.dirname(spec.python)
         env |= {"PATH": os.pathsep.join(filter(None, (bin_folder, env.get("PATH", ""))))}
@@ -138,14 +176,14 @@ def launch_environment(
         "STEPGUARD_SHARED": " ".join(spec.shared),
         # The scratch folder is removed at the end, with what a killed process left in it.
         "TMPDIR": str(scratch),
-        "PYTHONPATH": callers_engine.import_path(
+        "PYTHONPATH": import_path(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), foreign
         ),
         "PYTHONUNBUFFERED": "1",
         # torch finds built extensions by name alone. A process that waits while another one builds
         # loads the result, which may belong to another tree or checkout.
         "TORCH_EXTENSIONS_DIR": str(spec.cache / "extensions" / tree),
-        **callers_engine.caches(spec.cache),
+        **caches(spec.cache),
     }
     if spec.world_size > 1:
         # torchrun sets this if a node has several ranks.

@@ -20,7 +20,7 @@ from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.core.profile import Profile, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
-from stepguard.launch.callers_engine import ENGINE
+from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
@@ -29,6 +29,7 @@ from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.machine.inherited import Inherited, inherited_now
 from stepguard.machine.other_python import Python
 from stepguard.measure.combine_ranks import (
     Answers,
@@ -38,8 +39,91 @@ from stepguard.measure.combine_ranks import (
     refuse_other_gpus,
     with_profiles,
 )
-from stepguard.measure.start_ahead import Ahead
-from stepguard.storage.compile_cache import CompiledStep
+
+
+class Ahead:
+    """Worker groups that are started before they are wanted: they import torch while another launch
+    is built. They are the next ones of a case, or the first ones of the next case.
+
+    They are on standby (worker/agent.py): before they are released they load no code of the tree,
+    and nothing that the tree imports. A fixture of the next case's test may still build an
+    extension, or write a module.
+    """
+
+    def __init__(self) -> None:
+        self.case: Case | None = None  # the next case, if known
+        self._groups: list[WorkerGroup] = []
+        self._inherited: Inherited | None = None
+
+    def expect(self, case: Case | None) -> None:
+        """Set the next case; None if there is none."""
+        self.case = case
+
+    def begin(self, specs: Sequence[LaunchSpec], environment: Mapping[str, str]) -> None:
+        """Start those of these launches that do not yet run in this environment. End all that wait
+        first, if others are among them.
+        """
+        waiting = [replace(spec, standby=True) for spec in specs]
+        inherited = _inherited(environment)
+        others = [group for group in self._groups if group.spec not in waiting]
+        if others or inherited != self._inherited:
+            self.close()
+        self._inherited = inherited
+        held = [group.spec for group in self._groups]
+        for spec in waiting:
+            if spec not in held:
+                self._groups.append(WorkerGroup(spec, environment))
+
+    def release(self, specs: Sequence[LaunchSpec]) -> None:
+        """Let the ranks of these launches import, too."""
+        for group in self._groups:
+            if replace(group.spec, standby=False) in specs:
+                group.release()
+
+    def ready(self) -> bool:
+        """Tell whether no group imports any more. A group that failed is ended: whoever wants it
+        starts a new one, and reports what is wrong.
+        """
+        # All are asked, so that each group that failed is ended.
+        return all([self._is_ready(group) for group in [*self._groups]])
+
+    def _is_ready(self, group: WorkerGroup) -> bool:
+        try:
+            return group.ready() if group.released else group.imported()
+        except LaunchFailed:
+            self._groups.remove(group)
+            group.close()
+            return True
+
+    def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
+        """Return the group that equals what ``spec`` would start now in this environment; None if
+        there is none, or if it has died. The caller must close it.
+        """
+        waiting = replace(spec, standby=True)
+        if waiting not in [group.spec for group in self._groups]:
+            return None
+        if self._inherited != _inherited(environment):
+            self.close()
+        self.ready()
+        group = next((group for group in self._groups if group.spec == waiting), None)
+        if group is not None:
+            self._groups.remove(group)
+            group.release()
+        return group
+
+    def close(self) -> None:
+        """End the groups that no case took, also if the user interrupts the first one's end."""
+        with contextlib.ExitStack() as stack:
+            for group in self._groups:
+                stack.callback(group.close)
+            self._groups = []
+
+
+def _inherited(environment: Mapping[str, str]) -> Inherited:
+    """Return what a launch in this environment inherits."""
+    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    return replace(inherited_now(), variables=kept)
+
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
 # torch would keep records of only its newest 64 compilations (worker/counters/compiler.py).
@@ -174,9 +258,9 @@ class CaseWorkers:
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
         self._following = following or Ahead()  # launches of this case that are to come
-        self._compiled: CompiledStep | None = None
-        # Of the newest launch's first step; before that, as an earlier run noted it.
-        self._first_reserved_bytes = 0
+        # The GPU memory that a rank had reserved after its first step, until it is counted how much
+        # later steps need; 0 if unknown.
+        self.first_reserved_bytes = 0
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
@@ -231,9 +315,6 @@ class CaseWorkers:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_differing_ranks(ranks)
         self._ranks = ranks
-        self._compiled = self._compiled or self._compiled_step(ranks[0].fingerprint)
-        if not self._first_reserved_bytes:
-            self._first_reserved_bytes = self._compiled.reserved_bytes
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
@@ -281,27 +362,11 @@ class CaseWorkers:
             self.counts = with_profiles(self.counts, known)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int, kept: bool) -> None:
-        """Keep the GPU memory that a rank had reserved after its first step, until it is counted
-        how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
-        """
-        self._first_reserved_bytes = first_step_bytes
-        if self._compiled:
-            self._compiled.note(first_step_bytes if kept else 0)
-
     @property
     def reserved_bytes(self) -> float:
         """Return the GPU memory that a rank's step reserves; 0 if unknown."""
         counted = self.counts.information if self.counts else {}
-        return counted.get("peak_reserved_bytes", float(self._first_reserved_bytes))
-
-    def _compiled_step(self, fingerprint: Mapping[str, Any]) -> CompiledStep:
-        """Return the compile cache's file for a workload that is built and has not run."""
-        machine = {key: value for key, value in fingerprint.items() if key != "device_uuid"}
-        tree = self._tree.resolve()
-        # Both trees' launches run one engine. It may lie in HEAD's tree, and compiles nothing.
-        modules = [module for module in self._modules if not module.is_relative_to(ENGINE)]
-        return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, modules)
+        return counted.get("peak_reserved_bytes", float(self.first_reserved_bytes))
 
     @property
     def gpu_memory_bytes(self) -> int:

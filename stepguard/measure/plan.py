@@ -57,7 +57,6 @@ class SoFar:
     uncounted: tuple[int, ...] = ()  # trees that are to be counted
     crowded: bool = False  # the first launches had no room to count beside each other
     room: bool = True  # the peaks of all trees fit on the card together
-    clean: bool = True  # no launch that is alive compiled beside another one
     together: bool = True  # both launches of a pair are alive; else one runs after the other
     done: int | None = None  # the tree whose launch of such a pair has run
     waiting: bool = False  # a disturbed pair waits for this one, which may replace it
@@ -71,7 +70,7 @@ def next_action(state: SoFar) -> Next:
         return _start(state)
     if stage is Stage.BUILT and state.uncounted:
         return Next(Do.COUNT if state.room else Do.DROP)
-    useless = state.crowded or not (need and state.clean)
+    useless = state.crowded or not need
     if stage is Stage.TIMED or stage is Stage.COUNTED and useless:
         return Next(Do.END)
     return Next(Do.TIME, profiled=need.profiled and not state.waiting)
@@ -108,11 +107,8 @@ def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
     """
     starts, in_pairs = state.stage is Stage.NONE, state.trees > 1
     if in_pairs and state.uncounted:
-        if starts:
-            return Imports(next_case=on_gpu)  # the counts say if there will be another pair
-        return (
-            Imports() if state.clean else Imports((state.number,))
-        )  # a busy host changes no count
+        # On a GPU the counts say if there will be another pair.
+        return Imports(next_case=on_gpu and starts)
     # The first pair is known to be one once it has counted.
     if not state.together or not (starts or in_pairs and state.stage is Stage.COUNTED):
         return Imports()

@@ -123,9 +123,7 @@ class RunningLaunch:
         self.compiled_afresh = any(rank.compiled_afresh for rank in first)
         self._first_compiled = self.compiled_afresh
         self.missed_graphs = sum(rank.missed_graphs for rank in first)
-        reserved_bytes = max(rank.reserved_bytes for rank in first)
-        kept = all(rank.kept for rank in first)
-        self.workers.take_reserved(reserved_bytes, kept)
+        self.workers.first_reserved_bytes = max(rank.reserved_bytes for rank in first)
 
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = ()

@@ -36,14 +36,13 @@ def both_fit(sides: Sequence[CaseWorkers]) -> bool:
     return 0 < sum(peaks) < FULL * sides[HEAD].gpu_memory_bytes
 
 
-def build(alive: Alive, label: str, first: bool) -> bool:
+def build(alive: Alive, label: str, first: bool) -> None:
     """Build the launches, run their first steps, and park them: at once if there is memory, else
-    one after the other. Return whether the first steps ran at once.
+    one after the other.
 
     Of the ``first`` launches one compiles at a time. So the base takes from the cache what HEAD's
-    launch compiled, and no trial of a kernel is timed beside another launch. Their first steps run
-    at once only if the cache had both before (CompiledStep). A loop runs its first steps while it
-    is built.
+    launch compiled, and no trial of a kernel is timed beside another launch. A loop runs its first
+    steps while it is built.
     """
     launches = [*alive.values()]
     RunningLaunch.expect(*launches)
@@ -53,10 +52,9 @@ def build(alive: Alive, label: str, first: bool) -> bool:
     if prepared:
         ticker(f"{label}: build and first step")
         _at_once(ticker, launches, lambda launch: launch.prepare(quietly=True))
-    known = not first or all(workers.reserved_bytes > 0 for workers in sides)
-    if prepared and known and both_fit(sides):
-        _at_once(ticker, launches, _first_step)
-        return True
+        if not first:
+            _at_once(ticker, launches, _first_step)
+            return
     for launch in launches:
         if prepared:
             launch.show("build and first step")
@@ -64,7 +62,6 @@ def build(alive: Alive, label: str, first: bool) -> bool:
         else:
             launch.build()
         launch.park()
-    return False
 
 
 def _first_step(launch: RunningLaunch) -> None:

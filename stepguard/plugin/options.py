@@ -35,10 +35,7 @@ TEXTS = {
         "the same tree, or of that of --perf-against",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
-    "--perf-report": (
-        "PATH",
-        "write the run as Markdown, or as an HTML page if PATH ends in .html",
-    ),
+    "--perf-report": ("PATH", "write the run as Markdown"),
 }
 
 

@@ -13,20 +13,17 @@ from typing import Any
 
 import pytest
 
-# What pytest-benchmark 5.2 and older sets if --benchmark-columns is not given.
-_ALL = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
-# Options of pytest-benchmark that concern only its table, with their defaults.
-ITS_TABLE: tuple[tuple[str, Any], ...] = (
-    ("columns", None),
-    ("compare", []),
-    ("compare_fail", None),
-    ("cprofile", None),
-    ("group_by", "group"),
-    ("histogram", []),
-    ("name", "normal"),
-    ("sort", "min"),
-    ("time_unit", None),
-    ("verbose", False),
+# Options of pytest-benchmark that concern only its table.
+ITS_TABLE = (
+    "--benchmark-columns",
+    "--benchmark-compare",  # and --benchmark-compare-fail
+    "--benchmark-cprofile",
+    "--benchmark-group-by",
+    "--benchmark-histogram",
+    "--benchmark-name",
+    "--benchmark-sort",
+    "--benchmark-time-unit",
+    "--benchmark-verbose",
 )
 INFO = "stepguard"  # the key of stepguard's part of pytest-benchmark's documents
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
@@ -74,11 +71,11 @@ class WithBenchmark:
         self, config: pytest.Config
     ) -> Generator[None, Groups, Groups]:
         """Leave cases out of pytest-benchmark's table, since stepguard's table has them. If the
-        user asks for something that only pytest-benchmark's table has, they stay, named by their
-        ids.
+        command has an option of pytest-benchmark's table, they stay, named by their ids.
         """
         groups = yield
-        wanted = is_asked_for(config)
+        arguments = config.invocation_params.args
+        wanted = any(str(argument).startswith(ITS_TABLE) for argument in arguments)
         shown: Groups = []
         for name, rows in groups:
             kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
@@ -121,14 +118,6 @@ class WithoutBenchmark:
     def perf_sink(self) -> Sink:
         """Return a sink that drops what it gets."""
         return lambda samples_ms, info: None
-
-
-def is_asked_for(config: pytest.Config) -> bool:
-    """Return whether an option asks for pytest-benchmark's own table."""
-    given = {name: config.getoption(f"benchmark_{name}", usual) for name, usual in ITS_TABLE}
-    if given["columns"] == _ALL:
-        given["columns"] = None
-    return any(given[name] != usual for name, usual in ITS_TABLE)
 
 
 Bridge = WithBenchmark | WithoutBenchmark

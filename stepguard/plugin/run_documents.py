@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import stepguard
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
@@ -31,7 +27,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import document_json
 from stepguard.report.markdown_page import page
 from stepguard.report.next_steps import Commands
-from stepguard.storage import output_files
+from stepguard.storage import run_document_file
 from stepguard.storage.baseline_files import CPU_MACHINE
 
 _ENDS = {
@@ -40,7 +36,6 @@ _ENDS = {
     pytest.ExitCode.INTERNAL_ERROR: End.FAILED,
 }
 _UNSET = (None, False, "", 0, BUDGET_MIN)
-REPORT_LIMIT_S = 300  # for the process that writes the HTML page; 200 cases take it seconds
 
 
 def _end_of(exitstatus: int) -> End:
@@ -126,65 +121,21 @@ def forget_documents(folder: Path, paths: Iterable[str]) -> None:
     """
     for path in (folder / path for path in paths):
         with contextlib.suppress(OSError):  # a path that will be refused
-            if not output_files.kept_from(path):
+            if not run_document_file.kept_from(path):
                 path.unlink(missing_ok=True)
 
 
-def write(option: Any, folder: Path, document: RunDocument, root: Path) -> list[str]:
-    """Write the documents that were asked for; return why one could not be, a sentence each.
-
-    ``root`` is the project's folder. The document names files relative to it.
-    """
+def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
+    """Write the documents that were asked for; return why one could not be, a sentence each."""
     problems = []
-    for name, put in {"json": _put_json, "report": _put_report}.items():
+    for name in ("json", "report"):
         target = getattr(option, f"perf_{name}")
         # A path that was refused, such as a folder, is no reason to lose the other document.
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := output_files.unwritable(path) or put(path, document, root):
+        is_json = name == "json"
+        text = document_json.as_json(document) if is_json else f"{PAGE_MARK}\n{page(document)}"
+        if problem := run_document_file.unwritable(path) or run_document_file.put(path, text):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems
-
-
-def _put_json(path: Path, document: RunDocument, root: Path) -> str:
-    return output_files.put(path, document_json.as_json(document))
-
-
-def _put_report(path: Path, document: RunDocument, root: Path) -> str:
-    """Write the run as a page. Return why that failed; empty if it did not."""
-    if path.suffix != output_files.HTML:
-        return output_files.put(path, f"{PAGE_MARK}\n{page(document)}")
-    with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
-        run = Path(folder) / "run.json"
-        if problem := _put_json(run, document, root):
-            return problem
-        return _html_of(run, path.absolute(), document.baselines, root)
-
-
-def _html_of(run: Path, path: Path, baselines: str, root: Path) -> str:
-    """Write the HTML page of a run's document. Return why that failed; empty if it did not.
-
-    The lab makes the page in another process, since the plugin does not import the lab.
-    """
-    folder = ["--baselines", baselines] if (root / baselines).is_dir() else []
-    command = [sys.executable, "-m", "stepguard", "report", str(run), "--html", str(path), *folder]
-    sources = str(Path(stepguard.__file__).parents[1])
-    paths = os.pathsep.join(filter(None, (sources, os.environ.get("PYTHONPATH", ""))))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=REPORT_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the page could not be made: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return f"the page could not be made: {lines[-1]}"

@@ -8,10 +8,12 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import dropwhile, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -22,7 +24,9 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
 from stepguard.core.shared_sentences import no_folder, uncommitted
+from stepguard.core.status import Status
 from stepguard.core.text import listed, printable
+from stepguard.core.verdict import Joins
 from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import (
     LAUNCHER,
@@ -52,22 +56,73 @@ from stepguard.plugin.baseline_folder import (
 )
 from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
-from stepguard.plugin.perf_update import Recorder
 from stepguard.plugin.pytest_benchmark_bridge import Bridge
 from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
 from stepguard.plugin.run_documents import problems_of, run_document, write
-from stepguard.plugin.selection import Selection
-from stepguard.plugin.strict_run import NO_GATE, SAID_BEFORE, StrictRun, left_out_line, unsuited
+from stepguard.plugin.selection import (
+    NO_GATE,
+    SAID_BEFORE,
+    Selection,
+    StrictRun,
+    left_out_line,
+    unsuited,
+)
 from stepguard.report import verdict_text
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.scaling import scaling_lines
-from stepguard.report.terminal_summary import ShownRun
+from stepguard.report.terminal_summary import ShownRun, scaling_lines
 from stepguard.report.verdict_text import ReportedCauses
-from stepguard.storage import output_files
-from stepguard.storage.baseline_files import refuse_calibrations
+from stepguard.storage import run_document_file
+from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
+
+
+class Recorder:
+    """Recordings of one run. ``option`` has the values of pytest's options.
+
+    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` are the
+    same sentences, and lines on what was recorded.
+    """
+
+    def __init__(self, option: Any, commands: Commands) -> None:
+        self.notices: list[str] = []
+        self.refused: list[str] = []
+        self._adds = option.perf_update
+        self.records = bool(option.perf_update or option.perf_update_new)
+        self._commands = commands
+        self._recorded: set[str] = set()  # case ids
+
+    def record(self, result: Result) -> None:
+        """Record a result if that is wanted: the first one of its case, or one that is `same`. What
+        moved opens a level, which only ``accept`` does.
+        """
+        verdict = result.verdict
+        # A case that lacks only one of its metrics has recordings.
+        first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
+        more = self._adds and verdict.status is Status.SAME
+        if more and verdict.joins is Joins.UNPROVEN:
+            self.notices.append(f"{result.case.id}: not recorded, {verdict.joins.value}")
+        elif (first or more) and self._accept(result):
+            self._recorded.add(result.case.id)
+
+    def marked(self, result: Result) -> Result:
+        """Return the result. Its verdict is marked if the result is recorded."""
+        if result.case.id not in self._recorded:
+            return result
+        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
+
+    def _accept(self, result: Result) -> bool:
+        """Record a result. Return whether it was recorded."""
+        try:
+            done = accept(result.baseline_path, result.evidence, "", verdict=result.verdict)
+        except FileError as error:
+            self.notices.append(str(error))
+            self.refused.append(str(error))
+            return False
+        self.notices += [accepted_line(done, self._commands), *moves(done)]
+        return True
 
 
 @contextlib.contextmanager
@@ -94,7 +149,7 @@ class PerfSession:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = StrictRun(config, self._baselines, self.selection, self._unsuited)
+        self.guard = StrictRun(config, self._baselines, collection)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: list[Problem] = []  # the usage error that ended the run
@@ -168,8 +223,6 @@ class PerfSession:
             with usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, named[0], into)
-        # Only this tree's folder: the base may still have calibrations that this change removes.
-        refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         if self._base:
@@ -200,7 +253,10 @@ class PerfSession:
                 variables = inherited.STARTED.variables
                 self._pythons = survey_both(python, self._commands.folder, self._root, variables)
         for name, path in self._documents.items():
-            if problem := output_files.unwritable(self._commands.folder / path):
+            problem = run_document_file.unwritable(self._commands.folder / path)
+            if path.endswith(".html"):
+                problem = f"is Markdown; for HTML: {as_typed(f'stepguard report --html {path}')}"
+            if problem:
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
         if self.recorder.records:
             if self._against or base_branch(self._config)[0]:
@@ -358,7 +414,7 @@ class PerfSession:
             self._notices += stale_lines(self._collection.cases, results, self._commands)
         states: list[CaseState] = []
         with contextlib.suppress(pytest.UsageError):  # of a machine that cannot be read
-            states = self.guard.states()
+            states = self.selection.states(self.guard.recorded, self._unsuited)
         self._notices += left_out_line(states)
         nothing = self.selection.asked and not results
         own = self._refused or problems_of(exitstatus, self.recorder.refused, nothing)
@@ -373,7 +429,7 @@ class PerfSession:
         document = structs.replace(
             document, problems=[*own, *self._missed], passed=document.passed and not found
         )
-        unwritten = write(self._option, self._commands.folder, document, self._root)
+        unwritten = write(self._option, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
         return not (own or found or unwritten)

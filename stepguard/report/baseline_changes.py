@@ -1,19 +1,18 @@
 """Baselines and waivers that a change edits: old -> new, a line for each entry."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from stepguard.core.baseline import Entry
-from stepguard.core.metrics import GATEABLE, METRICS, format_value
-from stepguard.core.recording import Recording
+from stepguard.core.metrics import GATEABLE, format_value
 from stepguard.core.shared_sentences import both_pct
-from stepguard.core.text import listed, short_hash
+from stepguard.core.text import short_hash
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import load_waivers, today
 
-FIGURES = 4  # shown for an entry; git's diff has all of them
+FIGURES = 4  # shown for an entry; git's diff has all fields
 NONE = "none"
 Kept = TypeVar("Kept")
 
@@ -74,28 +73,9 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         ("margins", *map(both_pct, (old.margins, new.margins))),
         ("extended", str(old.extended), str(new.extended)),
     )
-    same_level = len(old.epochs) == len(new.epochs)
-    edited = _edited(was.recordings, now.recordings) if same_level else 0
-    changed = ("recordings edited or taken out", "0", str(edited))
-    parts = [*_figures(old, new), *_parts(old, new), *counted, changed]
+    parts = [*_figures(old, new), *counted]
     moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
-    return ", ".join(moved) or "fields that are not judged"
-
-
-def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
-    """Return how many of a level's recordings are gone, or have edited figures. This matters since
-    times are compared with all recordings. Edits of the newest one do not count: its figures are
-    shown.
-    """
-
-    def origin(recording: Recording) -> object:
-        return recording.commit, recording.device_uuid, recording.software
-
-    def judged(recording: Recording) -> object:
-        return origin(recording), recording.times_ms, recording.counters, recording.differences_pct
-
-    lost = [recording for recording in old[:-1] if judged(recording) not in map(judged, new)]
-    return len(lost) + (origin(old[-1]) not in map(origin, new))
+    return ", ".join(moved) or "other fields, which git diff shows"
 
 
 def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
@@ -111,21 +91,6 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
     rest = len(names) - len(shown)
     return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
-
-
-def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
-    """Yield the parts and the ranks of counts as name, old and new, since they are judged, too."""
-    was, now = (entry.newest for entry in (old, new))
-    ranks = was.differing_ranks(), now.differing_ranks()
-    for name, row in METRICS.items():
-        yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
-        if row.parts:
-            then, there = (side.detail.get(name, {}).items() for side in (was, now))
-            yield f"parts of {name}", _listed(then - there), _listed(there - then)
-
-
-def _listed(parts: Set[tuple[str, int]]) -> str:
-    return listed([f"{count} {name}" for name, count in sorted(parts)]) or NONE
 
 
 def _level(entry: Entry | None) -> str:

@@ -10,7 +10,6 @@ from itertools import accumulate
 
 from msgspec import structs
 
-from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
@@ -19,8 +18,6 @@ from stepguard.report.verdict_text import ReportedCauses, block, is_news
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
-CHARTED = 20  # cases in the chart
-UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
 # Of these changes only added waivers judged.
 _EDITED = (
@@ -40,10 +37,10 @@ def page(
     """Return the page, with at most ``limit_bytes`` of UTF-8.
 
     The page has, in this order: the verdict, baselines that the tree changes, the problems of the
-    run, the table, a chart of the times, a folded part for each case that has notices or is not
+    run, the table, a folded part for each case that has notices or is not
     `same`, cases that were not measured, notices, and what was measured where.
 
-    A comment says who wrote the document, and folds the table. It has no chart, and no next steps,
+    A comment says who wrote the document, and folds the table. It has no next steps,
     since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
@@ -54,7 +51,7 @@ def page(
     if for_comment:
         parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
     else:
-        parts += [rows, *chart(document)]
+        parts += [rows]
     reported = ReportedCauses()
     for result in (one for one in document.worst_first if is_news(one.verdict)):
         known = structs.replace(result.text, steps=[]) if for_comment else result.text
@@ -67,27 +64,6 @@ def page(
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n</details>"
-
-
-def chart(document: RunDocument) -> Iterator[str]:
-    """Yield a Mermaid chart of the changes of gated step times, the largest slowdown first, if
-    there are two or more. GitHub draws Mermaid, and strips pictures.
-    """
-    changes = [
-        (metric.change_pct, result.case)
-        for result in document.results
-        for metric in result.verdict.metrics
-        if metric.metric == JUDGED_TIME and metric.gated and metric.change_pct is not None
-    ]
-    if len(changes) < 2:
-        return
-    shown = sorted(changes, reverse=True)[:CHARTED]
-    # A character that UNPLAIN matches could end the name's quotation, or the block.
-    names = ", ".join(f'"{re.sub(UNPLAIN, "?", case)}"' for _, case in shown)
-    figures = ", ".join(f"{change:.2f}" for change, _ in shown)
-    lines = ["xychart-beta horizontal", '  title "step time against the other side [%]"']
-    lines += [f"  x-axis [{names}]", '  y-axis "%"', f"  bar [{figures}]"]
-    yield "\n".join(["```mermaid", *lines, "```"])
 
 
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:

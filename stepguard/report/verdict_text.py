@@ -32,7 +32,6 @@ from stepguard.core.text import counted, cut, listed, printable
 from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
 from stepguard.measure.suite import Result
 from stepguard.report import time_causes
-from stepguard.report.cause_text import sentence
 from stepguard.report.metric_notes import (
     in_function,
     note,
@@ -44,6 +43,7 @@ from stepguard.report.metric_notes import (
 )
 from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_waivers
+from stepguard.report.time_causes import sentence
 
 HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units

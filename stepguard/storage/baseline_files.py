@@ -16,7 +16,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
 from stepguard.judge.recorded_profile import restored
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, aside, read, restore
+from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
@@ -59,17 +59,6 @@ def files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
 
 
-def refuse_calibrations(folder: Path) -> None:
-    """Raise FileError if there are calibrations of an earlier version: nothing reads them any
-    more.
-    """
-    if (path := folder / "calibration").is_dir():
-        raise FileError(
-            f"{path}: calibrations no longer count: a noisy case has its own margins_pct instead; "
-            f"put the folder aside: {aside(path, os.path.relpath(path))}"
-        )
-
-
 def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
     """Return what is recorded in a folder, by machine and case. Raises FileError if a file cannot
     be trusted.
@@ -109,15 +98,10 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
     the file of another machine: nothing may be compared with it or recorded in it.
     """
     content = load(path)
-    if content is not None:
-        refuse_other_machine(path, content.machine, machine)
+    if content is not None and content.machine != machine:
+        other = f"holds figures of {content.machine!r}, not of {machine!r}"
+        raise FileError(f"{path}: {other}; {restore(path)}")
     return content
-
-
-def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
-    """Raise FileError if a file holds another machine's figures."""
-    if holds != machine:
-        raise FileError(f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}")
 
 
 def _problems(content: BaselineFile) -> Iterator[str]:

@@ -7,7 +7,6 @@ run would lose files that it is about to load, so only one run at a time uses a 
 
 .stepguard/cache/inductor/, triton/, extensions/, ...    what compilers wrote
 .stepguard/cache/unfinished/<token>                      a launch's mark
-.stepguard/cache/compiled_steps/<hash>                   a step that the cache has
 .stepguard/cache/set-aside/                              what failed to load
 .stepguard/cache/lock                                    locked by the run that uses the cache
 .stepguard/cache-2/                                      of a second run at the same time
@@ -16,20 +15,15 @@ run would lose files that it is about to load, so only one run at a time uses a 
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-from stepguard.storage.json_file import replace_file
 
 # Folders of compiled extensions, one for each tree. No later run uses other revisions' trees.
 KEPT_EXTENSIONS = 4
 _MARKS, _ASIDE, _LOCK = "unfinished", "set-aside", "lock"
-_STEPS = "compiled_steps"
 
 
 def user_cache() -> Path:
@@ -97,7 +91,7 @@ def _remove_unfinished(cache: Path, marks: Iterable[Path]) -> None:
 
 
 def _parts(cache: Path) -> list[Path]:
-    """Return the folders that compilers, and notes of what they compiled, are in."""
+    """Return the folders that compilers wrote."""
     own = (_MARKS, _ASIDE)
     return [path for path in cache.iterdir() if path.is_dir() and path.name not in own]
 
@@ -181,39 +175,3 @@ def _used_at(extensions: Path) -> float:
     with contextlib.suppress(OSError):  # it may be removed meanwhile
         return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
     return 0.0
-
-
-class CompiledStep:
-    """A step's file in a compile cache that has the step, by the code that it compiles from. Such a
-    step compiles nothing, and tries no kernels, so its first run may be beside another launch's.
-
-    This is a guess, since a step may import more code while it runs: whoever relies on it asks the
-    launch afterwards whether it compiled. ``made_of`` is its case and fingerprint, as JSON.
-    ``modules`` of ``tree`` are its imports before it first runs.
-    """
-
-    def __init__(self, cache: Path, made_of: Any, tree: Path, modules: Iterable[Path]) -> None:
-        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
-        self._path: Path | None = None
-        # A module may be in an archive or on another node, or be gone. Then no cache has the step.
-        with contextlib.suppress(OSError):
-            for module in sorted(modules):
-                key.update(os.fsencode(module.relative_to(tree)))
-                key.update(hashlib.sha256(module.read_bytes()).digest())
-            self._path = cache / _STEPS / key.hexdigest()
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Return the GPU memory that a rank reserved for the step. 0 if the cache has no step."""
-        try:
-            return max(int(self._path.read_bytes()), 0) if self._path else 0
-        except (OSError, ValueError):
-            return 0
-
-    def note(self, reserved_bytes: int) -> None:
-        """Note that a launch has run the step, and the GPU memory that a rank reserved for it. 0 if
-        the cache cannot keep the step.
-        """
-        if self._path and self.reserved_bytes != reserved_bytes:
-            with contextlib.suppress(OSError):  # it only saves seconds
-                replace_file(self._path, b"%d\n" % reserved_bytes)

@@ -12,14 +12,14 @@ import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from stepguard.core.strict_json import NO_OLDER, Check, OtherSchema, Upgrade, parse
+from stepguard.core.strict_json import Check, OtherSchema, parse
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.lifeline import interrupts_deferred
@@ -42,20 +42,19 @@ def read(
     renew: str,
     check: Check[Content] | None = None,
     remedy: str = "",
-    older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content | None:
     """Return the file's content; None if there is no file.
 
     Raises FileError if the file has conflict markers, is no document of that kind and schema, or
     ``check`` finds a problem. The error ends with ``remedy``. If that is empty, it ends with
     restore(), or, for an older schema, with the command that moves the file away and makes it anew:
-    ``renew``, a module with its arguments. ``older`` upgrades documents of older schemas.
+    ``renew``, a module with its arguments.
     """
     data = contents(path, remedy)
     if data is None:
         return None
     try:
-        return _parsed(path, data, kind, schema, check, older)
+        return _parsed(path, data, kind, schema, check)
     except OtherSchema as error:  # restoring the file does not help then
         # The old file is moved first: the command that makes it anew would read and refuse it.
         anew = f"make it anew: {aside(path)} && {as_typed(renew)}"
@@ -73,13 +72,12 @@ def _parsed(
     kind: type[Content],
     schema: int,
     check: Check[Content] | None,
-    older: Mapping[int, Upgrade],
 ) -> Content:
     """Return what the bytes of a file contain. Raises ValueError."""
     text = data.decode("utf-8")
     # Checked before the JSON is parsed, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
-    return parse(text, kind, schema, check, older)
+    return parse(text, kind, schema, check)
 
 
 def contents(path: Path, remedy: str = "") -> bytes | None:
@@ -174,7 +172,7 @@ def save(
     try:
         data = f"{layout(msgspec.to_builtins(content))}\n".encode()
         # Types and ranges are checked when a document is read, not when a Struct is made.
-        _parsed(path, data, type(content), schema, check, NO_OLDER)
+        _parsed(path, data, type(content), schema, check)
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data):,} bytes, at most {MAX_BYTES:,} are read")
     except (ValueError, RecursionError) as error:

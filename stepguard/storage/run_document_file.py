@@ -1,21 +1,133 @@
-"""The document of a run as a file. It is read strictly, since anybody may have written it."""
+"""Documents as files: whole or not at all, and only over an earlier document.
 
+The document of a run is read strictly, since anybody may have written it.
+"""
+
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+
+from stepguard.core.baseline import BaselineFile
 from stepguard.core.device import GPU
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import Said
-from stepguard.core.run_document import SCHEMA, RunDocument
+from stepguard.core.run_document import PAGE_MARK, SCHEMA, SUFFIXES, RunDocument
+from stepguard.core.text import listed
+from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, read
+from stepguard.storage.json_file import FileError, contents, read, replace_file
 
-# Fields that are data in this schema and were sentences and rounded figures in schema 2. They are
-# dropped, since the lines of the text say the same.
-_TEXT_OF_SCHEMA_2 = ("waivers", "expectations", "explanation")
+
+class FileKind(NamedTuple):
+    """A kind of file that an option writes. It tells an earlier such file from the user's files."""
+
+    suffixes: tuple[str, ...]
+    begins: bytes = b""  # the beginning of each such file
+
+
+DOCUMENT = FileKind(SUFFIXES)
+HTML = ".html"
+_HTML_BEGINS = f"<!DOCTYPE html>\n{PAGE_MARK}".encode()
+# Keys of each kind of document, in all versions.
+_MARKS = (
+    {"schema", "results", "problems"},  # --perf-json
+    {"case", "verdict", "evidence"},  # run
+    {"explanation", "before", "after"},  # trace --against
+    {"schema", "sweep", "rows"},
+    {"schema", "anchor", "series"},  # history
+)
+# Keys of each item of judge's document, now and in earlier versions.
+_VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
+_TRACED = {"ranks", "collectives"}  # of trace and memory
+
+
+def put(path: Path, text: str) -> str:
+    """Write a document, whole or not at all. Return why that failed; empty if it did not."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
+    """Return why a document may not replace the file at a path; empty if it may. It may replace an
+    empty file and an earlier document. It may not replace a device such as /dev/null, a link, or
+    any other file.
+    """
+    if not os.path.lexists(path):
+        return ""
+    if not path.is_file() or path.is_symlink():
+        return "is a link or no file, which a document would replace"
+    if not path.stat().st_size:
+        return ""
+    # If an option's value was forgotten, the next argument, a test file, would be its path.
+    if path.suffix not in kind.suffixes:
+        known = listed(kind.suffixes, len(kind.suffixes))
+        yours = "is a file that may be yours, which a document would replace"
+        return f"{yours}: name one that ends in {known}"
+    if is_tracked(path):
+        return "is a file in git, which a document would replace: name another one"
+    content = _json_in(path) if path.suffix == ".json" else None
+    if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
+        return "is a baseline, which a document would replace: name another file"
+    begins = kind.begins or (_HTML_BEGINS if path.suffix == HTML else b"")
+    if not (_is_document(content) if path.suffix == ".json" else _begins(path, begins)):
+        return "is no earlier document, which another one would replace: name another file"
+    return ""
+
+
+def _json_in(path: Path) -> Any:
+    """Return the JSON in a file; None if it is no JSON, or larger than any document."""
+    try:
+        return msgspec.json.decode(contents(path) or b"")
+    except (FileError, msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _is_document(content: Any) -> bool:
+    """Tell whether a command, or a run, wrote this as its document."""
+    if isinstance(content, list):
+        return all(
+            isinstance(item, dict) and any(item.keys() >= mark for mark in _VERDICTS)
+            for item in content
+        )
+    keys = content.keys() if isinstance(content, dict) else set()
+    # The key "ranks" alone marks a document only if no other keys but "collectives" are there.
+    return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
+
+
+def _begins(path: Path, data: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(data)) == data
+    except OSError:
+        return False
+
+
+def unwritable(path: Path, kind: FileKind = DOCUMENT) -> str:
+    """Make the folder of a document. Return why it cannot be written there; empty if it can."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        return "a part of its path is a file: name a file in a folder"
+    except OSError as error:
+        return error.strerror or str(error)
+    # Checked before the run: at its end, hours of measuring would be lost.
+    if path.is_dir():
+        return "is a folder: name a file in it"
+    if problem := kept_from(path, kind):
+        return problem
+    # The folder must be writable, too: the new file is first written beside the old one.
+    for target in (path, path.parent):
+        if target.exists() and not os.access(target, os.W_OK):
+            return f"no permission to write to {target}: make it writable, or name another file"
+    return ""
 
 
 def load_document(path: Path) -> RunDocument:
@@ -26,7 +138,7 @@ def load_document(path: Path) -> RunDocument:
     measure = as_typed("pytest perf_tests --perf-json=PATH")
     remedy = f"make it anew: {measure}"
     command = "pytest perf_tests --perf-json=PATH"
-    document = read(path, RunDocument, SCHEMA, command, _problems, remedy, {2: _of_schema_2})
+    document = read(path, RunDocument, SCHEMA, command, _problems, remedy)
     if document is None:
         raise FileError(f"{path}: no such document; make it with: {measure}")
     return document
@@ -53,38 +165,6 @@ def _problems(document: RunDocument) -> Iterator[str]:
             margins_of(result.margins_pct, GPU)
         except ValueError:
             yield f"{result.case!r} has margins_pct {result.margins_pct}, which are none"
-
-
-def _of_schema_2(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a document of schema 2 in this schema. Statuses, reasons and texts stay. In schema 2 a
-    result's verdict had data and texts together. The sentence on a case as a whole had no figures.
-    """
-    results = raw.get("results")
-    if isinstance(results, list):
-        results = [_result_of_schema_2(result) for result in results]
-    return raw | {"schema": SCHEMA, "results": results}
-
-
-def _result_of_schema_2(raw: Any) -> Any:
-    verdict = raw.get("verdict") if isinstance(raw, dict) else None
-    if not isinstance(verdict, dict):  # this schema's types refuse it
-        return raw
-    result = {name: value for name, value in raw.items() if name != "steps"}
-    texts = ("headline", "message", "detail", "lines", "place")
-    text = {name: verdict[name] for name in texts if name in verdict}
-    text |= {"notes": {}, "causes": [], "steps": raw.get("steps")}
-    dropped = ("headline", "message", "lines", "place", "outcome", *_TEXT_OF_SCHEMA_2)
-    data = {name: value for name, value in verdict.items() if name not in dropped}
-    if verdict.get("message"):
-        data["figures"] = {"type": "Said", "message": verdict["message"]}
-    metrics = verdict.get("metrics")
-    if isinstance(metrics, list):
-        data["metrics"] = [_without_note(metric) for metric in metrics]
-    return result | {"verdict": data, "text": text}
-
-
-def _without_note(raw: Any) -> Any:
-    return {n: v for n, v in raw.items() if n != "note"} if isinstance(raw, dict) else raw
 
 
 def _twice(names: Iterable[str]) -> list[str]:

@@ -8,11 +8,10 @@ from typing import Annotated
 import msgspec
 
 from stepguard.core.baseline import BaselineFile
-from stepguard.core.metrics import GATEABLE
 from stepguard.core.permission import Permission
 from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.judge.waiver_rules import MAX_PCT, may_cover, problem_of
+from stepguard.judge.waiver_rules import MAX_PCT, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 
@@ -102,31 +101,6 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
     yield from filter(None, map(load, files(folder)))
 
 
-def _idle(folder: Path, waiver: Permission) -> str:
-    """Return why a waiver can never let anything pass, whatever its case measures; empty if
-    it can.
-    """
-    every = (cases.cases.get(waiver.case) for cases in _baselines(folder))
-    entries = [entry for entry in every if entry]
-    if not entries:
-        return ""
-    newest = [entry.newest for entry in entries if waiver.metric in entry.required_gates]
-    if not newest:
-        gates = frozenset[str]().union(*(entry.required_gates for entry in entries))
-        known = ", ".join(name for name in GATEABLE if name in gates)
-        return f"it does not gate {waiver.metric}, but {known}"
-    if waiver.value is None:
-        return ""
-    for recording in newest:
-        ranks = recording.differing_ranks().get(waiver.metric) or [
-            recording.counters.get(waiver.metric, -1)
-        ]
-        if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
-            return ""
-    count = newest[0].counters[waiver.metric]
-    return f"{waiver.metric} is {count} as recorded: a value of {waiver.value} lets nothing pass"
-
-
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
@@ -147,16 +121,16 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
     """Write the waiver into the folder's file. It replaces an older one of the same metric.
 
-    Raises BadWaiver if the waiver breaks a rule, can never let anything pass, or is of a case that
-    is neither in a baseline nor in ``known``. Raises FileError if load_waivers() refuses the file.
-    After an error the file is unchanged.
+    Raises BadWaiver if the waiver breaks a rule, or is of a case that is neither in a baseline nor
+    in ``known``. Raises FileError if load_waivers() refuses the file. After an error the file is
+    unchanged.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)
     if not problem and unknown(folder, [waiver], known):
         hint = meant(waiver.case, _recorded(folder) | set(known))
         problem = f"no baseline and no run that is kept here has this case{hint}"
-    if problem := problem or _idle(folder, waiver):
+    if problem:
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [row for row in load_waivers(folder, day) if _key(row) != _key(waiver)]
     # Sorted, so that a diff shows only the waiver that was written.

@@ -1,30 +1,27 @@
 """Read the Chrome trace of a rank's own profile, and make columns of the events of any trace that
-torch.profiler (Kineto) wrote.
+torch.profiler (Kineto) wrote. The events are read as far as they are used.
+
+The work of a launch, its FLOPs and bytes, is known from the shapes of its operator:
+
+* Matrix products: 2 M N K FLOPs, and each of the three matrices is moved once.
+* Fused attention: two products forward and five backward, and half of that if it is causal.
+* Kernels that Triton generated: each tensor is moved once.
 """
 
 import math
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from math import prod
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
 
-from stepguard.core.profile import Work
-from stepguard.trace.chrome_events import (
-    NO_JSON,
-    UNDECODED,
-    CutOffError,
-    DetailedEvent,
-    Event,
-    Plain,
-    Scalar,
-    TraceError,
-    Triple,
-    mended,
-)
+from stepguard.core.profile import Work, type_of
+from stepguard.trace.api_calls import DTYPE_BYTES
 from stepguard.trace.columns import (
     ANNOTATION,
     CALL,
@@ -46,7 +43,180 @@ from stepguard.trace.columns import (
     Numbers,
     Trace,
 )
-from stepguard.trace.flops_of_launches import Inputs, is_known, work_of
+
+_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+# Index of the query, of the causal flag, and of the dimension of tokens.
+_ATTENTION = {
+    "aten::_flash_attention_forward": (0, 8, 1),
+    "aten::_flash_attention_backward": (1, 11, 1),
+    "aten::_cudnn_attention_forward": (0, 10, 2),
+    "aten::_cudnn_attention_backward": (1, 14, 2),
+    "aten::_scaled_dot_product_cudnn_attention": (0, 6, 2),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (1, 14, 2),
+}
+_TRITON = "triton_"
+Shape = list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of an operator, as JSON, as the file has them."""
+
+    operator: str
+    dims: bytes
+    types: bytes
+    values: bytes
+
+
+def is_known(operator: str) -> bool:
+    """Return whether the work of an operator is known."""
+    return operator in _PRODUCTS or operator in _ATTENTION or operator.startswith(_TRITON)
+
+
+def work_of(inputs: Inputs) -> Work:
+    """Return the work of one call; none if shapes and types are not as expected."""
+    try:
+        dims = msgspec.json.decode(inputs.dims)
+        types = msgspec.json.decode(inputs.types, type=list[str])
+        values = msgspec.json.decode(inputs.values or b"[]", type=list[str])
+        if inputs.operator in _PRODUCTS:
+            at = _PRODUCTS[inputs.operator]
+            return _product(_shape(dims[at]), _shape(dims[at + 1]), types[at])
+        if inputs.operator.startswith(_TRITON):
+            return Work(bytes=_bytes([_shape(dim) for dim in dims], types))
+        first, causal, tokens = _ATTENTION[inputs.operator]
+        query, key = (_shape(dim) for dim in dims[first : first + 2])
+        products = 5 if first else 2  # the first input of the backward pass is the gradient
+        return _attention(query, key, tokens, products, types[first], values[causal] == "True")
+    except (msgspec.MsgspecError, TypeError, ValueError, LookupError, OverflowError):
+        return Work()
+
+
+def _shape(dim: object) -> Shape:
+    """Return a tensor's shape. Raises ValidationError if it is none, such as a list of shapes."""
+    return msgspec.convert(dim, type=Shape)
+
+
+def _size(dtype: str) -> int:
+    return DTYPE_BYTES.get(dtype.lower(), 0)
+
+
+def _bytes(dims: Sequence[Shape], types: Sequence[str]) -> float:
+    # Inputs that are no tensors have the shape [] and do not count.
+    both = zip(dims, types, strict=True)
+    return float(sum(prod(shape) * _size(dtype) for shape, dtype in both if shape))
+
+
+def _product(left: Shape, right: Shape, dtype: str) -> Work:
+    *batch, m, k = left
+    if k != right[-2]:
+        return Work()
+    n, many = right[-1], prod(batch)
+    moved = many * (m * k + k * n + m * n) * _size(dtype)
+    return Work(2.0 * many * m * n * k, float(moved), type_of(dtype))
+
+
+def _attention(
+    query: Shape, key: Shape, tokens: int, products: int, dtype: str, causal: bool
+) -> Work:
+    flops = products * 2.0 * prod(query) * key[tokens] * (0.5 if causal else 1.0)
+    # Query, key, value and output; in the backward pass also the gradients of these four.
+    moved = (prod(query) + prod(key)) * (2 if products == 2 else 4) * _size(dtype)
+    return Work(flops, float(moved), type_of(dtype))
+
+
+# Kineto has written these, which are no JSON numbers.
+_NO_NUMBER = re.compile(rb'("\s*:\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
+_CONTROL = bytes(range(32))
+UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # nested too deep
+NO_JSON = msgspec.Raw(b"")
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or that cannot be right. One sentence."""
+
+
+class CutOffError(TraceError):
+    """A trace that ends too early."""
+
+
+Plain = int | float | str | None  # some versions and tools write numbers as text
+Triple = tuple[int, ...] | str | None  # an operator of Triton's has text: "grid(100,)"
+
+
+class Scalar(msgspec.Struct, frozen=True, gc=False):
+    """The arguments of an event that are used. All others are skipped without decoding."""
+
+    correlation: Plain = None
+    external: Plain = msgspec.field(name="External id", default=None)
+    external_old: Plain = msgspec.field(name="external id", default=None)
+    stream: Plain = None
+    device: Plain = None
+    grid: Triple = None
+    block: Triple = None
+    collective: Plain = msgspec.field(name="Collective name", default=None)
+    elements_in: Plain = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Plain = msgspec.field(name="Out msg nelems", default=None)
+    group: Plain = msgspec.field(name="Group size", default=None)
+    dtype: Plain = None
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_JSON)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=NO_JSON)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_JSON)
+    address: Plain = msgspec.field(name="Addr", default=None)
+    changed: Plain = msgspec.field(name="Bytes", default=None)
+    device_type: Plain = msgspec.field(name="Device Type", default=None)
+    code: Plain = msgspec.field(name="kernel_hash", default=None)
+
+
+Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]  # PHP's way to write {}
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event as the file has it; times in us."""
+
+    name: Plain = None
+    ph: str | None = None
+    cat: str | None = None
+    ts: float | None = None
+    dur: float = -1.0  # missing
+    pid: Plain = None
+    tid: Plain = None
+    args: Scalar | Nothing | None = None
+
+
+class Details(Scalar, frozen=True, gc=False):
+    """More arguments, beside those of Scalar, from which a step's counts and identity are made."""
+
+    correlation: int | float | None = None
+    elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NO_JSON)
+    kernel_kwargs: Any = None
+    warps: Any = msgspec.field(name="num_warps", default=None)
+    stages: Any = msgspec.field(name="num_stages", default=None)
+    backend: Any = msgspec.field(name="kernel_backend", default=None)
+    registers: Any = msgspec.field(name="registers per thread", default=None)
+    shared_memory: Any = msgspec.field(name="shared memory", default=None)
+    copied_bytes: Any = msgspec.field(name="bytes", default=None)
+
+
+NO_DETAILS = Details()
+
+
+class DetailedEvent(Event, frozen=True, gc=False):
+    """An event of a rank's own profile. A missing field cannot be mistaken for a figure."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = math.nan
+    dur: float = -1.0
+    args: Details = NO_DETAILS
+
+
+def mended(text: bytes) -> bytes:
+    """Return JSON without raw control characters, bytes that are not UTF-8, and NaN."""
+    blank = text.translate(bytes.maketrans(_CONTROL, b" " * len(_CONTROL)))
+    return _NO_NUMBER.sub(rb"\1null", blank).decode("utf-8", "replace").encode()
+
 
 # In lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
 _HOST = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.trace.api_calls import is_memset, works
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import (
     COPY,
     FILL,

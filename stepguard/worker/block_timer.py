@@ -7,7 +7,7 @@ synchronization. Nothing inside the block waits for the device. Timestamps are t
 
 Clocks, events and the synchronization are bound here and in torch_device.py before a workload is
 imported. A workload that replaces time.perf_counter_ns or torch.cuda.Event.elapsed_time does not
-change what is read. The host times every block, too (launch/host_channel.py).
+change what is read. The host times every block, too (launch/worker_group.py).
 
 Several ranks line up as the last thing before a block. If a rank did anything after that, such as a
 garbage collection, the others would wait for it in their first exchange: on two H200s up to 83 ms

@@ -1,6 +1,6 @@
 """Connect the ranks to the host: rank 0 has the socket, and passes commands to the other ranks.
 
-The host's end is launch/host_channel.py. Ranks have no standard input, and run in sessions of their
+The host's end is launch/worker_group.py. Ranks have no standard input, and run in sessions of their
 own. So commands come over a Unix socket in the abstract namespace, which has no file. Rank 0
 broadcasts each command on a gloo group, where waiting costs nothing: a waiting NCCL call would spin
 on the GPU.

@@ -168,7 +168,6 @@ class Session:
             compile_s=took_s,
             compiled_afresh=compiler.compiled_afresh(),
             missed_graphs=compiler.missed_graphs(),
-            kept=compiler.is_kept(),
             reserved_bytes=reserved,
         )
 

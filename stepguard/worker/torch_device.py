@@ -1,5 +1,4 @@
-"""torch's interface to the rank's device. In worker/ only this module calls torch.cuda, apart from
-cuda_stamp.py, which serves other suites.
+"""torch's interface to the rank's device. In worker/ only this module calls torch.cuda.
 
 Functions without a device argument are only for GPUs.
 """

@@ -72,12 +72,6 @@ def test_a_former_metric_says_what_serves(shell, metric, instead):
     assert (done.status, done.out) == (0, f"{metric} is no metric any more: {instead}\n")
 
 
-def test_without_a_code_all_are_listed(shell):
-    """A line each."""
-    lines = shell("explain-code").out.splitlines()
-    assert [line.split()[0] for line in lines] == [one.name for one in codes()]
-
-
 def test_a_verdict_has_its_reasons_listed(shell):
     """What a report shows most is a verdict; each reason says what it means and what mends it."""
     done = shell("explain-code", "not comparable")

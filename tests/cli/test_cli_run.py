@@ -96,25 +96,6 @@ def test_options_and_parameters_in_any_order(shell, arguments):
     assert (parameters["device"], parameters["world_size"]) == ("cpu", 2)
 
 
-def test_text_unless_json_is_asked_for(shell):
-    """In a pipe, too: figures, and where the evidence is."""
-    shell.will_measure(shell.made())
-    done = shell("run", "factories:linear")
-    assert done.status == 0
-    *_, evidence = done.out.splitlines()
-    assert (shell.path / evidence.removeprefix("evidence: ")).is_file()
-    assert "{" not in done.out
-
-
-def test_json_into_a_file(shell):
-    """--json writes the document, in a folder that is made."""
-    shell.will_measure(shell.made())
-    done = shell("run", "factories:linear", "--json", "new folder/run.json", "n=16")
-    assert done.status == 0, done.err
-    document = json.loads((shell.path / "new folder/run.json").read_text())
-    assert document["parameters"]["params"] == {"n": 16}
-
-
 @pytest.mark.parametrize("target", [".", "file/below.json"])
 def test_json_that_cannot_be_written(shell, target):
     """Refused before anything is measured: status 2, one line."""
@@ -123,14 +104,6 @@ def test_json_that_cannot_be_written(shell, target):
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith(f"stepguard: --json {target}: ") and done.err.count("\n") == 1
     assert not (shell.path / ".stepguard").exists()
-
-
-def test_a_gpu_that_is_not_there(shell):
-    """--device cuda on a machine without one: status 1, UNFIT, what is missing."""
-    done = shell("run", "factories:linear", "--device", "cuda", "--json=-")
-    assert done.status == 1
-    assert "GPUs needed: 1, here: 0" in done.err
-    assert json.loads(done.out.splitlines()[-1])["verdict"]["status"] == "UNFIT"
 
 
 def test_a_run_is_not_accepted(shell):
@@ -199,8 +172,3 @@ def test_parse_params_refuses(pairs):
     """No "=", no key, a key twice: ValueError."""
     with pytest.raises(ValueError):
         parse_params(pairs)
-
-
-def test_parse_params_of_nothing():
-    """No arguments, no parameters."""
-    assert parse_params([]) == {}

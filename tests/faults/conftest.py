@@ -24,12 +24,12 @@ LIMIT_S = 1800.0  # of a run, on a machine that is busy with something else
 INNER_CONFTEST = """
 import json, os, time, types
 import pytest
-import stepguard.launch.host_channel
+import stepguard.launch.worker_group
 import stepguard.launch.worker_group as launch
 from leaping_clock import LeapingClock
 from leftovers import leftovers
 from short_launches import shorten_launches
-from stepguard.measure.start_ahead import Ahead
+from stepguard.measure.case_workers import Ahead
 
 pytest_plugins = ["stepguard.plugin"]
 TOKENS = []
@@ -56,7 +56,7 @@ def token_hex(size, plain=launch.secrets.token_hex):
 launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
-    launch.time = stepguard.launch.host_channel.time = CLOCK
+    launch.time = stepguard.launch.worker_group.time = CLOCK
 shorten_launches(pytest.MonkeyPatch())
 
 def pytest_runtest_logfinish(nodeid):

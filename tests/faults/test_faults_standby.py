@@ -46,19 +46,6 @@ def test_no_rank_starts_before_it_is_released(standby):
     standby.leave()
 
 
-def test_it_can_be_released_before_it_has_imported(standby):
-    """Then nothing waits."""
-    assert not standby.imported()
-    standby.release()
-    standby.hello()
-    assert standby.imported() and standby.pids
-
-
-def test_it_is_closed_as_any_other(standby):
-    """While it imports: nothing is left, see the fixture."""
-    standby.close()
-
-
 def test_it_is_closed_while_it_waits(standby):
     """So is one that has imported."""
     until(standby.imported)

@@ -2,10 +2,7 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from git_repositories import git, repository
@@ -19,8 +16,6 @@ from stepguard.machine.git.revision import (
     tracked_files,
     untracked,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -105,21 +100,6 @@ def test_a_document_of_a_run_is_no_change_unless_git_has_it(root, name, text, is
     assert dirty(root) == (name,)
 
 
-def test_a_link_to_a_document_is_a_change(root, tmp_path):
-    """What it leads to may be another file by the next step."""
-    (tmp_path / "run.json").write_text(RUN)
-    (root / "out.json").symlink_to(tmp_path / "run.json")
-    assert dirty(root) == ("out.json",)
-
-
-def test_another_folder_of_baselines(root):
-    """The folder in use is left out, the default one is then code like any other."""
-    (root / "baselines" / "cpu.json").write_text("2\n")
-    (root / "mine").mkdir()
-    (root / "mine" / "cpu.json").write_text("")
-    assert current(root, root / "mine").dirty == ("baselines/cpu.json",)
-
-
 def test_a_subfolder_sees_the_whole_repository(root):
     """Run below the top, a change beside it is seen too, and baselines/ there is left out."""
     below = root / "sub dir"
@@ -145,17 +125,6 @@ def test_a_repository_that_begins_inside_of_another(root):
     (root / "inner" / "code.py").write_text("1")
     written = current(root / "inner", None)
     assert written == inner and written.state != inner.state
-
-
-def test_files_of_a_merge_that_is_not_done_are_dirty(root):
-    """The two sides' change of a line is neither side's."""
-    for name, text in (("one", "2\n"), ("two", "3\n")):
-        git(root, "switch", "-q", "-c", name, "main")
-        (root / "a b.py").write_text(text)
-        git(root, "commit", "-q", "-a", "-m", name)
-    with pytest.raises(subprocess.CalledProcessError):
-        git(root, "merge", "-q", "one")
-    assert dirty(root) == ("a b.py",)
 
 
 def test_no_repository(tmp_path):
@@ -238,47 +207,6 @@ def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypat
     for name in names:
         monkeypatch.setenv(name, str(hooked(other, name)))
     assert current(root, root / "baselines") == Revision(head, ("code.py",))
-
-
-def test_inside_a_real_hook(root, tmp_path):
-    """git itself sets the variables: a pre-commit hook of one repository asks about another."""
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "-q")
-    (other / "x.py").write_text("")
-    git(other, "add", "-A")
-    hook = other / ".git" / "hooks" / "pre-commit"
-    hook.parent.mkdir(exist_ok=True)
-    asked = "from pathlib import Path; from stepguard.machine.git.revision import current; "
-    asked += f"r = {str(root)!r}"
-    asked += "; print(current(Path(r), Path(r, 'baselines')).commit)"
-    out = tmp_path / "out"
-    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{asked}" > {out}\n')
-    hook.chmod(0o755)
-    git(other, "commit", "-q", "-m", "hooked")
-    assert out.read_text().strip() == git(root, "rev-parse", "HEAD")
-
-
-def test_a_second_edit_of_a_dirty_file_is_another_state(root):
-    """The list of files that differ is the same, and the tree is not."""
-    (root / "code.py").write_text("2\n")
-    first = current(root, root / "baselines")
-    assert current(root, root / "baselines").state == first.state
-    (root / "code.py").write_text("33\n")
-    second = current(root, root / "baselines")
-    assert second == first and second.state != first.state
-
-
-def test_a_rewritten_file_of_the_old_size_and_time_is_another_state(root):
-    """As a tool leaves it that keeps times, an archive's or a synchronization's."""
-    code = root / "code.py"
-    code.write_text("2\n")
-    first, was = current(root, root / "baselines"), code.stat()
-    time.sleep(0.02)  # longer than a tick of the file system's clock
-    code.write_text("3\n")
-    os.utime(code, ns=(was.st_atime_ns, was.st_mtime_ns))
-    second = current(root, root / "baselines")
-    assert second == first and second.state != first.state
 
 
 def test_another_commit_checked_out_for_a_while_is_another_state(root):

@@ -186,16 +186,6 @@ def test_a_folder_of_the_repository(root):
     assert left(below) == []
 
 
-def test_what_git_does_not_know_is_not_there(root):
-    """Ignored and untracked files are not copied."""
-    (root / ".gitignore").write_text("data.bin\n")
-    commit(root, "ignore")
-    for name in ("data.bin", "new.py"):
-        (root / name).write_text("x")
-    with tree_of(root, "HEAD") as tree:
-        assert sorted(p.name for p in tree.root.iterdir()) == [".git", ".gitignore", "code.py"]
-
-
 def test_data_that_git_ignores_is_linked(root):
     """A folder and a file, however deep; never what git tracks, or what the tree has itself. After
     the block the links are gone, and the data is not.
@@ -262,32 +252,6 @@ def test_a_link_to_tracked_files_is_no_data(root):
         assert not (tree.root / "data").exists()
 
 
-def test_a_path_that_no_disk_can_have_is_no_data(root):
-    """Too long a name, and a link to itself."""
-    (root / "loop").symlink_to("loop")
-    with tree_of(root, "one") as tree:
-        share(tree, root, ["a" * 300, "loop", "loop/inner"])
-        assert sorted(path.name for path in tree.root.iterdir()) == [".git", "code.py"]
-
-
-def test_a_link_among_the_trees_is_left_alone(root, tmp_path):
-    """What it leads to keeps its rights."""
-    (tmp_path / "mine" / "inner").mkdir(parents=True)
-    (tmp_path / "mine" / "inner").chmod(0o555)
-    (root / ".stepguard" / "trees").mkdir(parents=True)
-    (root / ".stepguard" / "trees" / "mine").symlink_to(tmp_path / "mine")
-    assert notices(root) == []
-    assert (tmp_path / "mine" / "inner").stat().st_mode & 0o777 == 0o555
-
-
-def test_from_a_worktree(root, tmp_path):
-    """A caller whose own tree is a worktree is served too, and stays listed."""
-    git(root, "worktree", "add", "-q", "--detach", str(tmp_path / "mine"))
-    with tree_of(tmp_path / "mine", "one") as tree:
-        assert (tree.root / "code.py").read_text() == "1\n"
-    assert left(root) == ["an entry of git's"]
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_gone_whatever_is_raised(root, error):
     """An exception, Ctrl-C and an exit pass through and leave nothing."""
@@ -314,15 +278,6 @@ def test_nobody_elses_worktree_is_forgotten(root, tmp_path):
     with tree_of(root, "one"):
         pass
     assert left(root) == ["an entry of git's"]
-
-
-def test_ctrl_c_while_the_tree_is_held(root, hold):
-    """A real SIGINT ends the process with KeyboardInterrupt and leaves nothing."""
-    process, tree = hold(root, "one")
-    assert tree.is_dir()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT_S) == -signal.SIGINT
-    assert left(root) == []
 
 
 def test_a_second_ctrl_c_while_it_is_removed(root, hold, tmp_path, monkeypatch):
@@ -473,14 +428,6 @@ def test_an_unknown_revision(root, rev):
     assert not (root / ".stepguard").exists()
 
 
-def test_a_name_close_to_a_remotes_branch(root, tmp_path):
-    """Branches that only a remote has are offered as well."""
-    git(root, "branch", "faster-attention")
-    git(tmp_path, "clone", "-q", str(root), str(tmp_path / "clone"))
-    message = fails(tmp_path / "clone", "fasterattention")
-    assert "did you mean faster-attention or origin/faster-attention?" in message
-
-
 def test_a_shallow_clone(root, tmp_path):
     """What a shallow clone lacks is not called unknown: the command that deepens it is named."""
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{root}", str(tmp_path / "shallow"))
@@ -521,14 +468,6 @@ def test_no_room_for_the_folder(root):
     message = fails(root, "one")
     assert message.startswith(f"{root / '.stepguard' / 'trees'} cannot be made: ")
     assert f"make {root} writable or free some space" in message
-
-
-def test_a_repository_that_cannot_be_written(root):
-    """git cannot make its entry: its own words are passed on, nothing is left."""
-    (root / ".git" / "worktrees").write_text("in the way")
-    assert "cannot be checked out" in fails(root, "one")
-    (root / ".git" / "worktrees").unlink()
-    assert left(root) == []
 
 
 def fake_git(folder, monkeypatch, when, script):

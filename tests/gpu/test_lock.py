@@ -104,15 +104,6 @@ def test_a_holder_that_dies_holds_nothing(tmp_path, holder, how):
         assert "this test" in (tmp_path / f"stepguard-{UUID}.lock").read_text()
 
 
-def test_a_holder_that_raises_gives_it_back(tmp_path):
-    """And leaves an empty file."""
-    with pytest.raises(ValueError, match="planted"), take(tmp_path):
-        raise ValueError("planted")
-    with take(tmp_path, 0):
-        pass
-    assert (tmp_path / f"stepguard-{UUID}.lock").read_text() == ""
-
-
 def test_runs_take_turns(tmp_path, holder):
     """Whoever waits is next, also when the holder wants it again at once."""
     order = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
+from stepguard.measure.combine_ranks import nominal_peak_flops, physical_peak_flops
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from stepguard.core.explanation import Kind
 from stepguard.core.profile import mean
 from stepguard.explain.causes import explain
 from stepguard.trace.chrome_trace import decode_all
-from stepguard.trace.idle_causes import Idle
 from stepguard.trace.kernel_classes import usual_classes
-from stepguard.trace.make_profile import analyse
+from stepguard.trace.make_profile import Idle, analyse
 from stepguard.trace.make_profile import profile as profile_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -29,13 +29,12 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.evidence import Counts, Difference, Fault
+from stepguard.core.evidence import Counts, Fault
 from stepguard.core.metrics import METRICS, NUMBERS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import RecordedDifference
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import enough_launches, enough_pairs
+from stepguard.judge.judge_recordings import enough_launches
 from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import evidence_lines
 
@@ -482,34 +481,3 @@ def test_one_launch_is_not_enough_behind_a_clock_gap():
     assert judge(Question(one(250.0, launches=(first,)), one_recording())).status is Status.SAME
     assert judge(Question(with_launches(first, second), one_recording())).status is Status.BROKEN
     assert not enough_launches(one(250.0, launches=(first,)), one_recording())
-
-
-PAIRS = ((100.0, 100.3), (100.0, 100.5), (100.0, 100.5), (100.0, 100.3))
-
-
-def test_pairs_are_enough_close_to_the_recorded_difference():
-    """By two standard errors, and if their interval is no wider than the limit. Nothing is enough
-    where no difference is recorded, or none can be compared.
-    """
-    known = {"mean": 0.4, "half_width": 0.2}
-    recorded = one_recording(differences_pct={"sync_overhead_pct": RecordedDifference(**known)})
-    found = Difference("sync_overhead", PAIRS)
-    assert enough_pairs(evidence(), found, recorded)
-    wide = tuple((100.0, 100.4 + more) for more in (0.5, -0.5, 0.5, -0.5))
-    moved = tuple((plain, other + 0.35) for plain, other in PAIRS)
-    for pairs in (PAIRS[:1], wide, moved, ((0.0, 1.0), *PAIRS)):
-        assert not enough_pairs(evidence(), replace(found, pairs_ms=pairs), recorded)
-    assert not enough_pairs(evidence(), found, one_recording())
-    other = evidence(case=same_but(batch=1))
-    assert not enough_pairs(other, found, recorded)
-
-
-def test_pairs_are_enough_close_to_the_mean_of_the_recordings():
-    """A newest one that is far off asks for no more pairs. Alone it does."""
-    found = Difference("sync_overhead", PAIRS)
-    recordings = [
-        recording(differences_pct={"sync_overhead_pct": RecordedDifference(mean=m, half_width=0.2)})
-        for m in (0.44, 0.48, 0.91)
-    ]
-    assert enough_pairs(evidence(), found, entry(epochs=[epoch(recordings=recordings)]))
-    assert not enough_pairs(evidence(), found, entry(epochs=[epoch(recordings=recordings[2:])]))

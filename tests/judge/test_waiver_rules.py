@@ -7,16 +7,12 @@ import pytest
 from alarms import by_recordings, permit
 from builders import (
     CASE_ID,
-    COUNTS,
     PROPERTY,
     baseline_file,
     entry,
-    epoch,
     evidence,
     one_recording,
-    recording,
     replace,
-    two_rank_evidence,
     with_counts,
 )
 from hypothesis import given
@@ -272,24 +268,6 @@ def test_a_case_that_nobody_knows(folder):
         add_waiver(folder, waivers[1], TODAY, {"f[news]"})
     add_waiver(folder, waivers[1], TODAY, {"f[new]"})
     assert [one.case for one in load_waivers(folder, TODAY)] == ["f[new]"]
-
-
-@pytest.mark.parametrize(("value", "idle"), [(4, True), (5, False), (20, False)])
-def test_a_value_has_to_cover_a_rise_of_one_rank(folder, value, idle):
-    """Ranks have 4 and 20 syncs recorded: a value of 5 lets the first rank's fifth sync pass. A
-    value of 4 lets nothing pass.
-    """
-    name = "host_syncs_per_step"
-    counted = recording(counters=COUNTS | {name: 20}, by_rank={name: [4, 20]})
-    known = entry(case=two_rank_evidence().case, epochs=[epoch(recordings=[counted])])
-    save(folder / "h200x2.json", baseline_file(cases={"two[ranks]": known}))
-    one = waiver(name, case="two[ranks]", value=value)
-    if idle:
-        with pytest.raises(BadWaiver, match=f"{name} is 20 as recorded: .* lets nothing pass"):
-            add_waiver(folder, one, TODAY)
-    else:
-        add_waiver(folder, one, TODAY)
-        assert load_waivers(folder, TODAY) == (one,)
 
 
 @pytest.mark.parametrize(

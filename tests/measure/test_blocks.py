@@ -14,7 +14,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import Counted, FirstStep, TimedBlock, TimedSegments
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.difference import measure_difference
+from stepguard.measure.driver import measure_difference
 from stepguard.measure.running_launch import RunningLaunch
 from stepguard.measure.warm_up import PROTOCOLS, protocol_of
 
@@ -95,33 +95,6 @@ def test_a_disturbed_series_is_measured_again():
     assert machine.asked == 2
 
 
-@pytest.mark.parametrize(
-    ("wanted", "certain", "series", "questions"),
-    [
-        (6, True, [3 + 8], [4]),
-        (6, False, [3 + 8, 1 + 4], [4, 6]),
-        (12, True, [3 + 12, 1 + 12], []),
-    ],
-)
-def test_few_pairs_may_be_enough(wanted, certain, series, questions):
-    """Four, of the six that a case usually has. The other two follow otherwise, behind a segment
-    that does not count. A case that wants more gets them all.
-    """
-    ran, asked = [], []
-
-    def answer(command, order, **rest):
-        ran.append(len(order))
-        return answers(command, order=order, **rest)
-
-    def enough(found):
-        asked.append(len(found.pairs_ms))
-        return certain
-
-    found = measure_difference("sync_overhead", running(answer=answer), wanted, enough)
-    assert (ran, asked) == (series, questions)
-    assert len(found.pairs_ms) == (4 if questions == [4] else wanted)
-
-
 @pytest.mark.parametrize("disturbed", [0, 1])
 def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     """Its seconds are no step's, and nothing else names them; not those of a block that was
@@ -140,32 +113,27 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     assert time_blocks(launch).steady == ("" if disturbed else said)
 
 
-@pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_one_rank_compiled_and_reserved_is_the_launchs(order, both):
-    """Whichever rank it is. The cache has the step if it has that of all ranks."""
-    names = ("compile_s", "compiled_afresh", "missed_graphs", "kept", "reserved_bytes")
-    idle = FirstStep(**dict(zip(names, (2.0, False, 0, both, 3), strict=True)))
-    busy = FirstStep(**dict(zip(names, (9.0, True, 1, True, 5), strict=True)))
-    launch, kept = running(answer=lambda command, **rest: [idle, busy][::order]), []
-    launch.workers.take_reserved = lambda *given: kept.append(given)
+def test_what_one_rank_compiled_and_reserved_is_the_launchs(order):
+    """Whichever rank it is."""
+    names = ("compile_s", "compiled_afresh", "missed_graphs", "reserved_bytes")
+    idle = FirstStep(**dict(zip(names, (2.0, False, 0, 3), strict=True)))
+    busy = FirstStep(**dict(zip(names, (9.0, True, 1, 5), strict=True)))
+    launch = running(answer=lambda command, **rest: [idle, busy][::order])
     launch.first_step(quietly=True)
     assert launch.compiled_afresh and launch.missed_graphs == 1
-    assert launch.measured(1).compile_s == 9.0 and kept == [(5, both)]
+    assert launch.measured(1).compile_s == 9.0 and launch.workers.first_reserved_bytes == 5
 
 
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
 def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
     """That of the launch that counts. A launch with a warm cache has no cold first step."""
-    first = FirstStep(
-        compile_s=24.0, compiled_afresh=afresh, missed_graphs=0, kept=True, reserved_bytes=0
-    )
+    first = FirstStep(compile_s=24.0, compiled_afresh=afresh, missed_graphs=0, reserved_bytes=0)
     said = {"prepare": None, "first_step": first, "sources": None}
     said |= dict.fromkeys(("count", "count_eager"), Counted(counts=Counts({})))
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
-    workers.take_reserved = lambda first_step_bytes, kept: None
     workers.check_sources = lambda ranks, spec, during: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()

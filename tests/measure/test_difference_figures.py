@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from stepguard.core.replies import TimedSegments
-from stepguard.measure.difference import measure_difference, pairs_of
+from stepguard.measure.driver import measure_difference, pairs_of
 from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(0, 0, 0, 0, blocks=1, block_s=1, segment_s=1.0, pairs_in_a_series=2)
@@ -30,13 +30,6 @@ def test_segments_become_pairs_of_the_slowest():
     order = [0, 0, 1, 1, 0]
     ranks = [segments_of([99.0, 10, 13, 14, 12]), segments_of([99.0, 8, 15, 13, 16])]
     assert pairs_of(ranks, order) == [(10, 15), (16, 14)]
-
-
-def test_segments_of_a_longer_lead_never_count():
-    """Three that settle the machine, whatever they read, leave pairs as they were."""
-    order = [0, 0, 0, 0, 1, 1, 0]
-    ranks = [segments_of([99.0, 1.0, 50.0, 10, 13, 14, 12])]
-    assert pairs_of(ranks, order, 3) == [(10, 13), (12, 14)]
 
 
 def test_series_follow_each_other():

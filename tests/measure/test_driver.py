@@ -6,11 +6,10 @@ answers.
 import math
 import re
 import threading
-from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import FINGERPRINT, replace
+from builders import replace
 from recorded_kernels import COLD, edited, longer, profile
 
 import stepguard.measure.case_workers
@@ -30,7 +29,7 @@ from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.measure.case_workers import Bench, CaseWorkers
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.driver import Pairing
 from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
@@ -67,10 +66,7 @@ class World:
         self.profiles = {}  # of each side's step; none: there is none
         self.profiled = {}  # label: the profile of a launch that ran other kernels
         self.other_ranks = []  # what they answer if they are asked for kernels
-        self.cold = set()  # the sides whose first launch compiles
-        self.modules = {}  # of each side's tree
         self.counts = {}  # label: what it counts beside the peak
-        self.reserved_bytes = 0  # after a first step, if not as many as are counted
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -190,9 +186,7 @@ def fake_group(world):
                     "torch": "2.13",
                     "cuda": "13.0",
                 },
-                "sources": {
-                    name: str(self.spec.root / name) for name in world.modules.get(self.side, ())
-                },
+                "sources": {},
                 "installed": {},
                 "memory_bytes": 140 * GIB,
             }
@@ -200,9 +194,8 @@ def fake_group(world):
         def first_step(self):
             if event := world.comes_after.get(self.key):
                 event.wait(5.0)
-            afresh = self.side in world.cold and self.label == "first launch"
-            reserved = world.reserved_bytes or world.peak_bytes[self.side]
-            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh), "kept": True}
+            reserved = world.peak_bytes[self.side]
+            compiled = {"compiled_afresh": False, "missed_graphs": 0}
             return {"compile_s": 1.5, "reserved_bytes": reserved * self.on_gpu} | compiled
 
         def count(self):
@@ -262,7 +255,7 @@ def world(monkeypatch, tmp_path):
     made.monitor = Monitor(made)
     group = fake_group(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", group)
-    monkeypatch.setattr(stepguard.measure.start_ahead, "WorkerGroup", group)
+    monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", group)
     monkeypatch.setattr(stepguard.measure.turns, "PAUSE_S", 0.0)
     monkeypatch.setattr(
         stepguard.measure.driver,
@@ -397,84 +390,10 @@ def test_launches_one_after_the_other_time_the_same_steps(world, measure, number
     assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
 
 
-def test_only_blocks_are_timed(world, measure):
-    """Leads and warm-ups are in no launch: two blocks of the planned steps each, and their mean."""
-    world.step_ms = {"head": 250.0, "base": 125.0}
-    found = measure(2)
-    for side, name in ((found.head, "head"), (found.base, "base")):
-        for number, launch in enumerate(side.launches, start=1):
-            assert launch.index == number and launch.compile_s == 1.5
-            assert [block.steps for block in launch.blocks] == [4, 4]  # the fewest
-            assert launch.step_ms == pytest.approx(world.step_ms[name])
-            assert launch.warmup_steps > 0 and launch.discarded == ()
-    assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
-    assert found.head.commit == "f" * 40 and found.base.commit == "0" * 40
-
-
-def first_steps_at_once(world):
-    """Tell whether both first launches ran their first step in a thread of its own."""
-    threads = [world.threads[label, "first_step"] for label in FIRST]
-    return threading.main_thread() not in threads
-
-
-@pytest.mark.parametrize("case", [GPU, CPU, replace(GPU, loop=Loop())])
-def test_first_steps_run_at_once_if_the_cache_had_both(world, measure, case):
-    """Other comparisons, or recordings, have run these steps before. A CPU's wait for each other,
-    since they would share its cores. So do those of a loop, which are part of its building.
-    """
-    world.cold = {"head", "base"}
-    measure(1, case)
-    assert not first_steps_at_once(world)
-    world.cold = set()
-    found = measure(1, case)
-    assert first_steps_at_once(world) == (case is GPU) and found.pairs == 1
-    assert {*launched(world)[2:]} <= {*FIRST}
-
-
-@pytest.mark.parametrize("new", ["head", "base"])
-def test_a_new_step_runs_alone(world, measure, tmp_path, new):
-    """It compiles, and no trial of a kernel is timed beside another launch."""
+def test_first_steps_run_alone(world, measure):
+    """They compile, and no trial of a kernel is timed beside another launch."""
     measure(1, GPU)
-    (tmp_path / "new.py").write_text("")
-    (tmp_path / "other" / "new.py").write_text("")
-    world.modules = {new: ["new.py"]}
-    measure(1, GPU)
-    assert not first_steps_at_once(world)
-
-
-def test_the_engine_in_heads_tree_makes_no_new_step(world, measure, tmp_path, monkeypatch):
-    """The base's launches run it, too, from there."""
-    monkeypatch.setattr(stepguard.measure.case_workers, "ENGINE", tmp_path / "stepguard")
-    (tmp_path / "stepguard").mkdir()
-    (tmp_path / "stepguard" / "engine.py").write_text("")
-    world.modules = {"head": ["stepguard/engine.py"]}
-    measure(1, GPU)
-    (tmp_path / "stepguard" / "engine.py").write_text("# of another version")
-    measure(1, GPU)
-    assert first_steps_at_once(world)
-
-
-@pytest.mark.parametrize("cold", [{"head"}, {"base"}, {"head", "base"}])
-def test_launches_that_tried_kernels_at_once_are_not_timed(world, measure, cold):
-    """The cache had lost a step. Its kernels were tried beside the other launch, so equal kernels
-    of the two may run in other forms. Launches that come later take one form from the cache.
-    """
-    measure(1, GPU)
-    world.cold = cold
-    world.events.clear()
-    found = measure(1, GPU)
-    assert first_steps_at_once(world) and found.pairs == 1
-    timed = {label for label, what in world.events if what.startswith("block")}
-    assert timed == {"pair 1 head", "pair 1 base"}
-
-
-@pytest.mark.parametrize("gib", [62, 64])
-def test_first_steps_at_once_fit_into_memory(world, measure, gib):
-    """If HEAD's needs as much as the base's did: under 90 % of 140 GiB together."""
-    world.reserved_bytes = gib * GIB
-    measure(1, GPU)
-    measure(1, GPU)
-    assert first_steps_at_once(world) == (gib == 62)
+    assert {world.threads[label, "first_step"] for label in FIRST} == {threading.main_thread()}
 
 
 @pytest.mark.parametrize("case", [GPU, CPU])
@@ -492,14 +411,10 @@ def test_waste_that_rose_ends_a_case_with_the_launches_that_count(world, measure
 @pytest.mark.parametrize(
     "squeezed", [(), *((side, what) for side in FIRST for what in ("count", "count_eager"))]
 )
-@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
-def test_one_pair_of_the_same_step_is_enough(world, measure, cold, squeezed):
-    """Also if the base compiled graphs of its own, or if a launch had too little memory to count at
-    first.
-    """
+def test_one_pair_of_the_same_step_is_enough(world, measure, squeezed):
+    """Also if a launch had too little memory to count at first."""
     if squeezed:
         world.fails_once[squeezed] = "OUT_OF_MEMORY"
-    world.cold = cold
     world.identities = {"head": "equal", "base": "equal"}
     world.profiles = {"base": profile(), "head": profile()}
     found = measure(None, GPU)
@@ -551,16 +466,6 @@ def test_lines_of_host_syncs_are_found_after_all_that_is_timed(world, measure):
         assert [site.what for site in side.counts.sites[SYNCS]] == [f"line of {label}"]
 
 
-def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(world, measure):
-    """Another launch of the tree runs the same steps without it."""
-    counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
-    world.counts = dict.fromkeys(FIRST + COUNTING, counted)
-    world.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
-    found = measure(1, GPU)
-    for side in (found.head, found.base):
-        assert side.counts.values == {SYNCS: 1} and not side.faults
-
-
 STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step": [4, 5]}}
 
 
@@ -605,13 +510,6 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(world, measure):
     assert found.pairs == 1 and judged(found).reason is Reason.COUNT_UNSTABLE
 
 
-def test_an_eager_step_that_fails_otherwise_is_a_fault(world, measure):
-    """Only memory is a matter of the step's size."""
-    world.fails[FIRST[1], "count_eager"] = "RAISED"
-    found = measure(1, GPU)
-    assert [fault.code for fault in found.base.faults] == [Reason.RAISED]
-
-
 def test_a_loop_is_built_after_heads_first_step(world, measure):
     """Building it runs its first steps, which compile. Other workloads are built at once."""
     for case in (replace(CPU, loop=Loop()), CPU):
@@ -650,14 +548,6 @@ def test_a_launch_that_dies_before_it_is_wanted_is_started_anew(world, measure, 
     assert world.asked("pair 3 head").count(("pair 3 head", "start")) == 2
 
 
-@pytest.mark.parametrize("case", [CPU, GPU], ids=lambda case: case.device)
-def test_after_the_last_pair_no_other_starts(world, measure, case):
-    """The plan has 24: no 25th imports in vain, and there are 24 launches of each."""
-    found = measure(99, case)
-    assert found.pairs == 24 and len(found.base.launches) == 24
-    assert "pair 24 base" in world.groups and "pair 25 base" not in world.groups
-
-
 def test_groups_are_built_at_the_same_time(world, measure):
     """Where the counted peaks fit: in threads of their own, and the monitor, which the main one
     alone may ask, expects both.
@@ -679,37 +569,6 @@ def test_what_fits(world, measure, peaks, at_once):
     measure(2, GPU)
     thread = world.threads[("pair 2 head", "first_step")]
     assert (thread is not threading.main_thread()) is at_once
-
-
-def test_the_smallest_gpu_says_what_fits():
-    """Ranks may have cards of different sizes."""
-    workers = CaseWorkers.__new__(CaseWorkers)
-    workers._ranks = [SimpleNamespace(memory_bytes=gib * GIB) for gib in (140, 80, 140)]
-    assert workers.gpu_memory_bytes == 80 * GIB
-
-
-def test_a_disturbed_block_is_measured_again(world, measure):
-    """In its turn, before the other side's; it is kept for the record and not counted."""
-    world.taints = [None, HOT]  # the first block is base's, the second head's
-    found = measure(1, GPU)
-    (head,), (base,) = found.head.launches, found.base.launches
-    assert len(head.blocks) == len(base.blocks) == 2
-    assert [block.disturbance for block in head.discarded] == [HOT]
-    assert not base.discarded and not any(block.disturbance for block in head.blocks)
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [(HOT, "THROTTLED"), (Disturbance(Reason.FOREIGN_PROCESS, "process 1 (x)"), "FOREIGN_PROCESS")],
-)
-def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
-    """After three retries: the side whose block it was has the fault, and the case is UNFIT."""
-    world.taints = [None, *[how] * 4]
-    found = measure(1, GPU)
-    (fault,) = found.head.faults
-    assert fault.code == reason and fault.during == "first launch, block"
-    assert not found.base.faults and found.pairs == 0
-    assert judged(found).status is Status.UNFIT
 
 
 def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
@@ -772,18 +631,6 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
 
 
-def test_a_first_pair_is_profiled_although_a_counter_is_in_doubt(world, measure, differing):
-    """Its launches are alive by then, and are timed all the same."""
-    alike, other = {"launches_per_step": 4}, {"information": {}, "unstable": {}}
-    world.counts = {
-        FIRST[0]: STEPS_VARY | other,
-        **{label: {"values": alike} | other for label in (FIRST[1], *COUNTING)},
-    }
-    found = measure(None, replace(GPU, gates=(*GPU.gates, "launches_per_step")))
-    assert all(one.kernels_us for one in found.head.launches)
-    assert judged(found).reason is Reason.CHANGED_KERNELS
-
-
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
     found = measure(None, GPU)
@@ -810,17 +657,6 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     assert profiles(world)[-1].startswith("pair 2")
 
 
-def test_a_launch_has_the_mean_of_its_ranks_kernels(world, measure, differing):
-    """Of all ranks, or of none: what is left of a profile says nothing of the slowest rank."""
-    slower = longer(world.profiles["base"], GELU, 100.0)
-    (us,) = (row.us[0] for row in profile().kernels if row.name == GELU)
-    at = next(n for n, row in enumerate(profile().kernels) if row.name == GELU)
-    for profiles, wanted in (([slower], us + 50.0), ([slower, None], None)):
-        world.other_ranks = [{"profile": msgspec.to_builtins(one)} for one in profiles]
-        (base,) = measure(1, GPU).base.launches
-        assert [base.kernels_us[at]] == pytest.approx([wanted]) if wanted else not base.kernels_us
-
-
 def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
     """The first launch compiled, and chose other grids than are kept for later launches. What
     only a counting pass reads stays, of the kernels that ran in the same form.
@@ -835,14 +671,6 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
     assert 80 < len(cold & kept) < len(kept)
     assert found.base.counts.profile == with_code(warm["base"], cold)
     assert judged(found).reason is Reason.CHANGED_KERNELS
-
-
-def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
-    """It would lack kernels."""
-    world.profiled["first launch base"] = replace(profile(COLD), lost_share=0.1)
-    found = measure(4, GPU)
-    assert not any(one.kernels_us for one in found.base.launches)
-    assert found.base.counts.profile == profile()
 
 
 def test_a_pair_that_waits_for_the_next_is_kept_too(world, measure):
@@ -964,27 +792,6 @@ def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
     monkeypatch.setattr(stepguard.measure.driver, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)
     assert found.pairs == 3 and not found.out_of_time
-
-
-def test_progress_names_the_pair_and_the_side(world, measure):
-    """Counting, building, warming up and every block is told."""
-    measure(2)
-    told = "\n".join(world.told)
-    for part in (
-        "first launch: build and first step",
-        "pair 2: build and first step",
-        "pair 2 head: warm-up",
-        "pair 2 base: block 2 of 2",
-    ):
-        assert part in told
-
-
-def test_the_fingerprint_is_the_machines(world, measure):
-    """With what the driver knows; each side has its own."""
-    found = measure(1, GPU)
-    assert found.head.fingerprint.driver == FINGERPRINT.driver == H200.driver
-    assert found.base.fingerprint == found.head.fingerprint
-    assert found.head.tokens_per_step == 10
 
 
 def test_no_launch_follows_one_that_never_got_steady(world, bench):

@@ -47,7 +47,6 @@ def two(need=PAIR, **how):
         (two(stage=Stage.COUNTED), Next(Do.TIME)),
         (two(PROFILED, stage=Stage.COUNTED), Next(Do.TIME, profiled=True)),
         (two(NOTHING, stage=Stage.COUNTED), Next(Do.END)),
-        (two(stage=Stage.COUNTED, clean=False), Next(Do.END)),  # one compiled beside the other
         (two(), Next(Do.START, BOTH)),
         (two(PROFILED, number=3, stage=Stage.BUILT), Next(Do.TIME, profiled=True)),
         # The steps have to decide if this pair may replace a disturbed one.
@@ -96,8 +95,6 @@ GPU, CPU = True, False
         (two(PAIR, number=2), CPU, 1, 24, Imports((3,))),
         (two(PAIR, number=23), GPU, 2, 24, Imports((24,))),
         (two(PAIR, number=24), GPU, 2, 24, Imports()),
-        # Launches that will not be timed count while the first pair imports.
-        (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT, clean=False), GPU, 2, 24, Imports((1,))),
         (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), GPU, 2, 24, Imports()),
         (two(PAIR, number=2, together=False), GPU, 2, 24, Imports()),  # there is no memory for it
     ],

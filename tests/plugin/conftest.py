@@ -19,10 +19,8 @@ import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 from builders import replace
 from counts import counted
-from lab_commands import add_lab
 from short_launches import BUSY_LIMIT_S
 
-import stepguard.measure.beside_base
 import stepguard.measure.driver
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
@@ -189,8 +187,10 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, asked, progress) -> Question:
-        """In place of stepguard.measure.driver.measure, of one tree."""
+    def measure(self, case, bench, asked, progress, *pairs) -> Question:
+        """In place of stepguard.measure.driver.measure."""
+        if pairs:
+            return self.measure_beside(case, bench, asked, progress, *pairs)
         self.measured.append(case.id)
         progress("launch 1: start")
         progress("launch 1: block 1 of 3")
@@ -210,7 +210,7 @@ class Gate:
         self.pair_fields[case.id] = {"pct": pct} | fields
 
     def measure_beside(self, case, bench, asked, progress, beside, keep) -> Question:
-        """In place of stepguard.measure.driver.measure, of two trees."""
+        """The same, of two trees."""
         self.paired.append((case.id, beside.bench.revision.commit, beside.budget_s))
         benches = (bench, beside.bench)
         progress("pair 1 head: block 1 of 2")
@@ -344,7 +344,6 @@ def gate(pytester, monkeypatch):
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.plugin.session, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure", made.measure)
-    monkeypatch.setattr(stepguard.measure.beside_base, "measure", made.measure_beside)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(importlib.metadata, "version", VERSION)
@@ -356,12 +355,6 @@ def gate(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made
-
-
-@pytest.fixture
-def lab(gate, monkeypatch, tmp_path_factory):
-    """The lab's commands, in processes that the run starts; its own looks up nothing installed."""
-    add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import sysconfig
-from datetime import timedelta
 
 import pytest
 
@@ -12,7 +11,6 @@ import stepguard.machine.git.worktree
 import stepguard.plugin.session
 from stepguard.core.comparison import from_json
 from stepguard.machine import requirements
-from stepguard.storage.waiver_file import today
 
 OTHER = "--perf-against=old"
 
@@ -69,21 +67,6 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
     assert (case_id, commit) == (case.id, gate.git("rev-parse", "old").strip())
 
 
-@pytest.mark.parametrize(
-    ("gates", "told"), [(("step_ms",), ": up to about *"), (("graph_breaks",), "")]
-)
-def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, told):
-    """A case that gates counters alone takes one pair, and no half an hour."""
-    gate.gpus = [h200]
-    case = gate.cuda(gates=gates)
-    gate.suite(case)
-    gate.commit(tag="old")
-    gate.commit()
-    gate.will_compare(case)
-    result = gate.run(OTHER)
-    result.says(f"*1/1? linear?124m?{told}")
-
-
 def test_a_cpu_beside_another_revision(gate):
     """What pairs say of a `same` is said once."""
     case = gate.cpu()
@@ -105,62 +88,12 @@ def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
     gate.run(OTHER, passed=1)
 
 
-def test_no_stored_baseline_has_a_say(gate, h200):
-    """A recording that would be SLOWER, or NOT COMPARABLE, changes nothing."""
-    case = a_case(gate, h200)
-    gate.will_measure(case, step_ms=1.0, torch="1.0")
-    gate.record(case)
-    assert gate.run(OTHER).ret == 0
-
-
-def test_slower_fails_and_says_by_what(gate, h200):
-    """The interval, the pairs, the margins and the other revision; what there is to do is no
-    acceptance of this run.
-    """
-    a_case(gate, h200, 2.0)
-    result = gate.run("-v", OTHER, failed=1)
-    assert result.ret == 1
-    shown = old(gate).replace("(", "?").replace(")", "?")
-    result.says(
-        "SLOWER *100%]",
-        "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
-        "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
-        "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 %; *",
-        f"  compared with {shown}, measured in pairs with it",
-        "  if it is meant, in this change: *-m stepguard waive 'linear?124m?' --reason *",
-        "  after the merge, on main: *pytest perf_tests, then *accept 'linear?124m?' --reason*",
-        "  look closer: *comparison.json",
-        "1 SLOWER",
-        "linear?124m?: SLOWER: step_ms *",
-    )
-
-
-@pytest.mark.parametrize("value", [29, 30])
-def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
-    """Whoever measures asks with the waivers of the day."""
-    case = a_case(gate, h200, head={"counters": {"recompiles": 30}}, pairs=1)
-    waiver = {"case": case.id, "metric": "recompiles", "value": value, "reason": "it is meant"}
-    waiver |= {"who": "A. Author", "expires": (today() + timedelta(9)).isoformat()}
-    content = json.dumps({"schema": 1, "waivers": [waiver]})
-    (gate.baselines / "waivers.json").write_text(content)
-    gate.run(OTHER, **{"errors" if value == 30 else "failed": 1})
-    assert gate.wants_another is (value == 30)
-
-
 def test_a_changed_tree_is_allowed(gate, h200):
     """Work in progress against a clean revision is the commonest use."""
     a_case(gate, h200, 2.0)
     (gate.path / "factories.py").write_text("# edited\n")
     result = gate.run(OTHER, failed=1)
     result.says("linear?124m?: SLOWER: *")
-
-
-def test_it_works_without_pytest_benchmark(gate, h200):
-    """-p no:benchmark."""
-    a_case(gate, h200, 2.0)
-    gate.run("-p", "no:benchmark", OTHER, failed=1)
-    gate.will_compare(gate.cuda())
-    gate.run("-p", "no:benchmark", OTHER, passed=1)
 
 
 def test_a_case_among_many_has_its_level_beforehand(gate, h200):
@@ -286,35 +219,6 @@ def test_another_interpreter_beside_this_one(gate, h200, rev):
     )
 
 
-@pytest.mark.parametrize("update", ["--perf-update", "--perf-update-new"])
-def test_recording_is_another_run(gate, h200, update):
-    """What took turns is no launch of the protocol."""
-    a_case(gate, h200)
-    result = gate.run(OTHER, update)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
-    result.stderr.fnmatch_lines(["ERROR: a run that records is judged by its own baselines: *"])
-
-
-@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e7", "long"])
-def test_a_bad_budget_is_a_usage_error(gate, h200, minutes):
-    """Also without --perf-against: confirmation spends it too."""
-    a_case(gate, h200)
-    for against in ([OTHER], []):
-        result = gate.run(f"--perf-budget={minutes}", *against)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*error: argument --perf-budget: *"])
-
-
-def test_the_budget_is_shared_out(gate, h200):
-    """Ten minutes for two cases are five for the first; what it leaves is the second's."""
-    gate.gpus = [h200]
-    gate.suite(gate.cuda("a"), gate.cuda("b"))
-    gate.commit()
-    assert gate.run("--perf-against=HEAD", "--perf-budget=10").ret == 0
-    (_, _, first), (_, _, second) = gate.paired
-    assert first == 300 and 300 < second <= 600
-
-
 # the tree
 
 
@@ -367,16 +271,6 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch, no_
         "linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"
     )
     result.stdout.no_fnmatch_line("*Traceback*")
-
-
-def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
-    """It is given up before the summary, which says what is left to do."""
-    a_case(gate, h200)
-    monkeypatch.setattr(
-        stepguard.machine.git.worktree, "_remove", lambda *told: "planted: rm -rf it"
-    )
-    result = gate.run(OTHER)
-    result.says("* performance =*", "planted: rm -rf it")
 
 
 # documents

@@ -56,15 +56,6 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     assert page[4] == "* cpu.json: linear[nano]: generated_kernels 7 -> 8"
 
 
-def test_an_edit_that_is_not_committed_is_an_edit(gate):
-    """The files as they are in the tree are compared, whatever git calls them."""
-    case = branch(gate)
-    accept_more(gate, case)
-    gate.git("reset", "-q", "--soft", "main")
-    gate.git("update-index", "--assume-unchanged", "baselines/cpu.json")
-    gate.run("--perf-base=main", failed=1)
-
-
 def test_what_the_tree_has_not_accepted_can_be(gate):
     """An edit of its baselines that is not this figure's accepts nothing."""
     case = branch(gate)
@@ -75,18 +66,6 @@ def test_what_the_tree_has_not_accepted_can_be(gate):
     assert document["results"][0]["text"]["steps"][0].startswith(
         "accept: python -m stepguard accept"
     )
-
-
-def test_a_tree_that_edits_none_has_nothing_to_say(gate):
-    """`same`, and no line about baselines; a change on main after the branch began is not its."""
-    case = branch(gate)
-    gate.commit()
-    gate.git("checkout", "-q", "main")
-    accept_more(gate, case)
-    gate.git("checkout", "-q", "change")
-    gate.will_measure(case)
-    result = gate.run("--perf-base=main", passed=1)
-    result.stdout.no_fnmatch_line("*judged by the baselines*")
 
 
 def test_a_waiver_that_the_tree_adds_waives_and_is_shown_first(gate):
@@ -126,16 +105,6 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     gate.commit()
     result = gate.run("--perf-base=main", passed=1, errors=1)
     result.says("*cpu.json: linear?new?: none -> recorded, sync_candidates_per_step 10*")
-
-
-def test_a_baseline_of_the_tree_that_cannot_be_read_stops_the_run(gate):
-    """It would be main's once merged, and then no run could be judged."""
-    branch(gate)
-    path = gate.baselines / "cpu.json"
-    path.write_text(path.read_text()[:-3])
-    result = gate.run("--perf-base=main")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--perf-base=main: *baselines/cpu.json: *restore git's*"])
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,6 @@ def test_a_broken_file_stops_the_run(recorded, broken, options):
     assert "baselines/cpu.json" in lines[0]
 
 
-def test_a_broken_file_of_another_machine_stops_the_run_too(recorded):
-    """A file that this machine would not read is refused all the same: it will be read next."""
-    (recorded.baselines / "h200x1.json").write_text("{")
-    result = recorded.run()
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*h200x1.json*"])
-
-
 def test_another_machines_file_under_this_name(gate, h200):
     """Figures of an H100 under the H200's name: not compared, not a pass, both machines named."""
     gate.gpus = [h200]
@@ -115,17 +107,6 @@ def test_another_machines_file_under_this_name(gate, h200):
     words = "\n".join(result.outlines + result.errlines)
     assert "'NVIDIA H100'" in words and "'NVIDIA H200'" in words and str(path) in words
     assert "was skipped" not in words
-
-
-def test_a_baseline_of_one_gpu_is_not_for_two(gate, h200):
-    """A case on two GPUs does not find the one-GPU file."""
-    gate.gpus = [h200, h200]
-    one = gate.cuda()
-    gate.record(one)
-    gate.suite(gate.cuda(world_size=2))
-    result = gate.run()
-    assert result.ret == 1
-    result.says("*NO BASELINE*")
 
 
 def test_the_file_that_breaks_while_measuring(recorded, monkeypatch):
@@ -143,21 +124,3 @@ def test_the_file_that_breaks_while_measuring(recorded, monkeypatch):
     assert result.ret != 0
     assert path.read_text() == "{"
     assert "INTERNALERROR" not in "\n".join(result.outlines + result.errlines)
-
-
-def test_calibrations_of_an_earlier_version_are_refused_by_name(recorded):
-    """Before anything is measured, with the command that moves them away; a base that still has
-    them refuses no change that removes them.
-    """
-    kept = recorded.baselines / "calibration"
-    kept.mkdir()
-    (kept / "cpu.json").write_text("{}")
-    recorded.commit(tag="base")
-    result = recorded.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and recorded.measured == []
-    result.stderr.fnmatch_lines(
-        ["*no longer count*mv baselines/calibration baselines/calibration.old*"]
-    )
-    recorded.git("rm", "-qr", "baselines/calibration")
-    recorded.commit()
-    assert recorded.run("--perf-base=base").ret == 0

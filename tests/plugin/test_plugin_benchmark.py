@@ -2,12 +2,9 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 from builders import replace
-
-from stepguard.plugin.pytest_benchmark_bridge import is_asked_for
 
 SAMPLES = (10.0, 11.0, 12.5, 10.25)
 
@@ -41,13 +38,6 @@ def test_its_switches_pass_no_case_that_is_slower(recorded, option, measured):
     assert len(recorded.measured) == measured
 
 
-def test_benchmark_only_keeps_the_cases(recorded):
-    """--benchmark-only measures the cases and skips other tests."""
-    (recorded.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
-    recorded.run("--benchmark-only", passed=1, skipped=1)
-    assert recorded.measured == ["linear[nano]"]
-
-
 def test_json_holds_our_samples(recorded):
     """--benchmark-json: every single step as a round, counters and verdict in extra_info."""
     assert recorded.run("--benchmark-json=bench.json").ret == 0
@@ -61,15 +51,6 @@ def test_json_holds_our_samples(recorded):
     assert info["units"]["peak_allocated_bytes"] == "B"
 
 
-def test_json_of_a_failed_case(recorded):
-    """A CHANGED case is in pytest-benchmark's document too, with its verdict."""
-    fields = recorded.fields["linear[nano]"]
-    recorded.will_measure(recorded.cpu(), **fields, counters={"flops_per_step": 2})
-    assert recorded.run("--benchmark-json=bench.json").ret == 1
-    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
-    assert bench["extra_info"]["stepguard"]["verdict"] == "CHANGED"
-
-
 def test_save_and_compare(recorded):
     """--benchmark-save writes what `pytest-benchmark compare` reads and shows."""
     assert recorded.run("--benchmark-save=first").ret == 0
@@ -79,14 +60,6 @@ def test_save_and_compare(recorded):
     assert result.ret == 0
     words = "\n".join(result.outlines)
     assert "test_step[nano] (0001_first)" in words and "test_step[nano] (0002_second)" in words
-
-
-@pytest.mark.parametrize("timer", ["time.process_time", "stepguard.worker.cuda_stamp.CudaStamp"])
-def test_another_timer_does_not_replace_ours(recorded, timer):
-    """--benchmark-timer changes no sample of a case."""
-    recorded.run(f"--benchmark-timer={timer}", "--benchmark-json=bench.json")
-    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
-    assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
 
 
 def test_a_users_own_mark_survives(recorded):
@@ -171,19 +144,3 @@ def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):
     recorded.run("-p", "pytest_benchmark.plugin", "--benchmark-json=bench.json", passed=1)
     (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     assert bench["stats"]["rounds"] == len(SAMPLES)
-
-
-@pytest.mark.parametrize(
-    "columns", [None, "min max mean stddev median iqr outliers ops rounds iterations"]
-)
-def test_no_version_of_it_asks_for_its_table_by_itself(columns):
-    """Without options: 5.2 has all columns for none, 5.3 none; what is given asks for it."""
-
-    def asked(**options):
-        names = {f"benchmark_{name}": value for name, value in options.items()}
-        config = SimpleNamespace(getoption=lambda name, usual: names.get(name, usual))
-        return is_asked_for(config)
-
-    usual = columns.split() if columns else None
-    assert not asked(columns=usual)
-    assert asked(columns=["min"]) and asked(columns=usual, verbose=True)

@@ -3,20 +3,16 @@
 import errno
 import json
 import os
-from datetime import timedelta
 
 import pytest
-from html_pages import Page
 from run_documents import OLD
 
-import stepguard.plugin.run_documents
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, ProblemCode, State
 from stepguard.machine.git.revision import run_git
-from stepguard.storage import output_files
+from stepguard.storage import run_document_file
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import today
 
 JSON_FILES = {
     "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
@@ -127,32 +123,6 @@ def test_every_case_is_in_the_document(mixed, h200):
     )
 
 
-def test_a_test_that_fails_before_it_measures_is_unmeasured(gate):
-    """It has a reason, as everything has that was not measured."""
-    gate.tests(
-        '@cases(Case("nano", "factories:linear", device="cpu", launches=1))\n'
-        "def test_step(perf, case):\n    1 / 0\n"
-    )
-    assert became(document(gate)) == {"nano": (State.UNMEASURED, "its test came to no result")}
-
-
-def test_a_waiver_is_in_the_document(mixed):
-    """With what it did, or without where its case was not measured."""
-    waiver = {
-        "case": "linear[changed]",
-        "metric": "flops_per_step",
-        "value": 2000,
-        "reason": "waits for torch 2.14",
-        "expires": (today() + timedelta(10)).isoformat(),
-        "who": "A. Author",
-    }
-    text = json.dumps({"schema": 1, "waivers": [waiver]})
-    (mixed.baselines / "waivers.json").write_text(text)
-    for selected, effect in (("changed", "ALLOWED"), ("same", "")):
-        (found,) = document(mixed, "-k", selected).waivers
-        assert (found.case, found.metric, found.effect) == (*list(waiver.values())[:2], effect)
-
-
 def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     """Whoever looks for one at its end must not find the one of the run before."""
     path = mixed.path / "run.json"
@@ -200,19 +170,9 @@ def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     """Whichever command wrote it, and whichever version."""
     path = tmp_path / "out.json"
     path.write_text(content)
-    assert output_files.unwritable(path) == ""
+    assert run_document_file.unwritable(path) == ""
     path.write_text(content.replace('"', '"my ') if '"' in content else "[1]")
-    assert output_files.unwritable(path).startswith("is no earlier document")
-
-
-def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
-    """The file or its folder, with what to do; not only that it cannot be written."""
-    path = tmp_path / "out.json"
-    path.write_text(OLD)
-    for shut in (path, tmp_path):
-        monkeypatch.setattr(os, "access", lambda one, mode, shut=shut: one != shut)
-        told = f"no permission to write to {shut}: make it writable, or name another file"
-        assert output_files.unwritable(path) == told
+    assert run_document_file.unwritable(path).startswith("is no earlier document")
 
 
 @pytest.mark.parametrize(
@@ -289,13 +249,6 @@ def test_a_second_interrupt_makes_no_pass(mixed):
     assert (found.end, found.passed) == (End.INTERRUPTED, False)
     assert [result.case for result in found.results] == ["linear[same]"]
     assert [problem.code for problem in found.problems] == [ProblemCode.NOT_FINISHED]
-
-
-def test_one_document_is_written_where_the_other_cannot_be(mixed):
-    """The path that was refused is the report's; the JSON says so."""
-    found = document(mixed, "--perf-report=baselines")
-    told = "--perf-report=baselines: is a folder: name a file in it"
-    assert [one.text for one in found.problems] == [told]
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
@@ -375,44 +328,22 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     and the run fails and says why.
     """
     gate.guarded()
-    real = output_files.replace_file
+    real = run_document_file.replace_file
 
     def replace_file(path, data):
         if path.name == "run.json":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data)
 
-    monkeypatch.setattr(output_files, "replace_file", replace_file)
+    monkeypatch.setattr(run_document_file, "replace_file", replace_file)
     result = gate.run("--perf-json=run.json", "--perf-report=run.md")
     assert result.ret == 1
     result.says("linear?nano? *same", "*--perf-json=run.json: No space left*")
     assert "same" in (gate.path / "run.md").read_text()
 
 
-def test_a_page_in_html_is_written_by_the_lab(mixed, lab):
-    """In a process of its own, with the evidence of this run; every verdict is in it."""
-    mixed.run("--perf-report=pages/report.html", "--perf-json=run.json")
-    page = Page((mixed.path / "pages/report.html").read_text())
-    assert page.problems == [] and "is not here" not in page.text
-    assert "1 BROKEN, 1 CHANGED, 1 NO BASELINE, 1 same" in page.text
-    assert "flops_per_step 1,000 -> 2,000" in page.text and "Single steps, by launch" in page.text
-    mixed.run("--perf-report=pages/report.html", "-k", "same")  # which replaces it
-    assert "CHANGED" not in (mixed.path / "pages/report.html").read_text()
-
-
-def test_a_page_that_is_the_users_own_stays(mixed, lab):
-    """Refused before anything is measured."""
-    (mixed.path / "mine.html").write_text("<p>mine</p>")
-    result = mixed.run("--perf-report=mine.html")
-    assert result.ret == 4 and mixed.measured == []
-    assert (mixed.path / "mine.html").read_text() == "<p>mine</p>"
-
-
-def test_a_page_that_cannot_be_made_fails_the_run(mixed, lab, monkeypatch):
-    """As any other document: whoever opens it would see an older one."""
-    monkeypatch.setattr(stepguard.plugin.run_documents, "REPORT_LIMIT_S", 0.01)
-    found = document(mixed, "--perf-report=report.html", "-k", "same")
-    assert found.passed
-    result = mixed.run("--perf-report=report.html", "-k", "same")
-    assert result.ret == 1 and not (mixed.path / "report.html").exists()
-    result.says("*--perf-report=report.html: the page could not be made: *timed out*")
+def test_a_page_in_html_is_the_labs(mixed):
+    """Refused before anything is measured, with the command that makes it."""
+    result = mixed.run("--perf-report=run.html")
+    assert (result.ret, mixed.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*--perf-report=run.html: *stepguard report --html run.html*"])

@@ -64,14 +64,6 @@ def test_other_tests_may_be_parametrized_over_cases(gate):
     gate.run(passed=1)
 
 
-def test_perf_used_but_not_called_is_an_error(unchanged):
-    """usefixtures("perf") measures nothing, and that is an error."""
-    unchanged.tests('@pytest.mark.usefixtures("perf")\ndef test_step():\n    pass\n')
-    result = unchanged.run()
-    assert result.ret == 1
-    result.assert_outcomes(passed=1, errors=1)
-
-
 def test_perf_called_twice_is_refused(unchanged):
     """The second perf(case) of a test fails it; -v does not call a failed test `same`."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n    perf(case)\n")
@@ -80,23 +72,6 @@ def test_perf_called_twice_is_refused(unchanged):
     result.says("*perf(case) was called twice in one test: use two tests*")
     assert unchanged.measured == ["linear[nano]"]
     result.stdout.no_fnmatch_line("same *100%]")
-
-
-def test_a_test_that_fails_after_perf_is_not_called_same(unchanged):
-    """An assertion after a `same` measurement is a plain failure, in -v too."""
-    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n    assert 0\n")
-    result = unchanged.run("-v", failed=1)
-    assert result.ret == 1
-    result.stdout.no_fnmatch_line("same *100%]")
-
-
-def test_a_test_that_raises_before_perf_fails_once(unchanged):
-    """What the test raised is reported, without a second error about perf."""
-    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    1 / 0\n")
-    result = unchanged.run(failed=1)
-    assert result.ret == 1
-    result.says("*ZeroDivisionError*")
-    assert unchanged.measured == []
 
 
 @pytest.mark.parametrize(
@@ -133,15 +108,6 @@ def test_a_case_measured_by_two_tests_is_refused(unchanged):
     assert unchanged.measured == ["linear[nano]"]
 
 
-def test_perf_of_a_case_with_a_gpu_that_is_not_there(gate):
-    """perf(Case(...)) of a GPU case on a machine without one is no pass."""
-    gate.tests('def test_step(perf):\n    perf(Case("a", "factories:linear", launches=2))\n')
-    gate.measure_really()
-    result = gate.run()
-    assert result.ret == 1
-    result.says("*UNFIT*GPUs needed: 1, here: 0*")
-
-
 @pytest.mark.parametrize("value", ["None", "'linear[nano]'", "object"])
 @pytest.mark.parametrize("caught", [False, True])
 def test_perf_of_something_else_fails(unchanged, value, caught):
@@ -170,15 +136,6 @@ def test_an_engine_that_raises_is_not_called_a_skip(unchanged, monkeypatch):
     assert result.ret == 1
     result.says("*RuntimeError: planted*")
     result.stdout.no_fnmatch_line("*every selected case was skipped*")
-
-
-def test_a_skip_does_not_hide_a_verdict(changed):
-    """A test that catches CHANGED and skips has failed all the same."""
-    caught = "    except BaseException:\n        pytest.skip('flaky today')\n"
-    body = "    try:\n        perf(case)\n" + caught
-    changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n{body}")
-    result = changed.run(failed=1)
-    assert result.ret == 1
 
 
 def test_another_perf_fixture_does_not_pass_a_case(changed):

@@ -37,12 +37,6 @@ def test_too_few_gpus_are_a_usage_error(gate, h200, shown, hidden, arguments, sa
     assert gate.run().ret == 0
 
 
-def test_enough_gpus(gate, h200):
-    """With enough GPUs the requirement changes nothing."""
-    gate.guarded(h200)
-    assert gate.run("--perf-require-gpus=1").ret == 0
-
-
 def test_gpu_cases_are_skipped_without_a_gpu(gate):
     """With the reason, which a run without -ra says, too; the CPU case is measured."""
     gate.suite(gate.cpu(), gate.cuda())
@@ -87,25 +81,6 @@ def test_a_suite_that_was_skipped_whole_is_not_green(gate, h200):
     result = gate.run()
     assert result.ret == 1
     result.says("NOTHING WAS MEASURED*")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--perf-require-gpus=9",),
-        ("--perf-baselines=no/such/folder",),
-        ("test_perf.py::test_step[nope]",),
-        ("test_perf.py", "test_broken.py"),
-    ],
-)
-def test_what_stops_pytest_before_the_first_test_stands_alone(gate, arguments):
-    """A usage error, or a file that cannot be collected, is not preceded by another complaint."""
-    gate.suite(gate.cpu())
-    (gate.path / "test_broken.py").write_text("import no_such_module\n")
-    result = gate.run(*arguments)
-    assert result.ret in (2, 4)
-    result.stdout.no_fnmatch_line("*NOTHING WAS MEASURED*")
-    result.stdout.no_fnmatch_line("*= performance =*")
 
 
 def test_cpu_cases_stand_back_on_a_gpu(gate, h200):

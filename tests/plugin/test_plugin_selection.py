@@ -14,12 +14,6 @@ def recorded(gate):
     return gate
 
 
-def test_k_selects(recorded):
-    """-k measures the chosen case alone."""
-    recorded.run("-k", "step[b]", passed=1, deselected=1)
-    assert recorded.measured == ["linear[b]"]
-
-
 def test_collecting_measures_nothing(recorded):
     """--co lists the cases, measures nothing, prints no table and exits 0."""
     result = recorded.run("--co", "-q")
@@ -37,15 +31,6 @@ def test_not_running_the_tests_is_not_green(recorded, option):
     assert result.ret != 0
 
 
-def test_the_first_failure_ends_the_run_with_x(recorded):
-    """-x stops after the first case that failed; what was not measured is not in the table."""
-    recorded.will_measure(recorded.cpu("a"), counters={"flops_per_step": 2})
-    result = recorded.run("-x")
-    assert recorded.measured == ["linear[a]"]
-    assert result.ret == 1
-    result.says("1 CHANGED")
-
-
 def test_two_cases_of_one_id_are_a_usage_error(gate):
     """Ids are baseline keys: the same one twice is exit 4 and is named."""
     gate.suite(gate.cpu("a"))
@@ -56,15 +41,6 @@ def test_two_cases_of_one_id_are_a_usage_error(gate):
     told = "*two cases are called linear?a?: ids are baseline keys; rename one of them"
     result.stderr.fnmatch_lines([told])
     assert gate.measured == []
-
-
-def test_the_same_name_of_two_factories_is_no_duplicate(gate):
-    """The factory is part of the id."""
-    one = gate.cpu("a")
-    other = type(one)("a", "factories:other", device="cpu", launches=1)
-    gate.suite(one, other)
-    gate.record(one, other)
-    gate.run(passed=2)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +71,6 @@ def test_other_suites_may_use_xdist(gate):
     assert result.ret == 0
 
 
-def test_n_0_is_no_xdist(recorded):
-    """-n 0 runs in this process, so it is allowed."""
-    recorded.run("-n", "0", passed=2)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("-p", "stepguard.plugin"), ("-p", "stepguard.plugin", "-p", "stepguard.plugin")],
@@ -108,12 +79,6 @@ def test_loaded_by_conftest_and_option_together(recorded, arguments):
     """conftest's pytest_plugins and -p load one plugin: every case is measured once."""
     recorded.run(*arguments, passed=2)
     assert recorded.measured == ["linear[a]", "linear[b]"]
-
-
-def test_loaded_by_option_alone(recorded):
-    """Without a conftest, -p stepguard.plugin is enough."""
-    (recorded.path / "conftest.py").unlink()
-    recorded.run("-p", "stepguard.plugin", passed=2)
 
 
 def test_not_loaded_is_no_pass(recorded):
@@ -138,10 +103,3 @@ def test_started_from_another_folder(recorded):
     (recorded.path / "pytest.ini").write_text("[pytest]\n")
     os.chdir(folder)
     recorded.run("..", passed=2)
-
-
-def test_other_options_run_with_it(recorded):
-    """-s, -rA, --durations, --tb=short and -W error leave the outcome as it is."""
-    options = ("-s", "-rA", "--durations=1", "--tb=short", "-W", "error::UserWarning")
-    result = recorded.run(*options, passed=2)
-    assert result.ret == 0

@@ -64,14 +64,6 @@ def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
     assert "Failed: " not in text and " - linear[" not in text
 
 
-def test_without_blocks_the_summary_has_all_of_a_verdict(gate):
-    """--tb=no leaves pytest's blocks out, and the first thing to do stands under the line."""
-    case = gate.guarded()
-    gate.will_measure(case, counters={"operator_calls_per_step": 101})
-    result = gate.run("--tb=no")
-    result.says("linear?nano?: CHANGED: *", "  accept: *")
-
-
 def test_stages_are_shown_with_v_only(gate):
     """-v prints a line a stage; without it a case begins with one line and nothing more."""
     gate.guarded()
@@ -84,29 +76,6 @@ def test_stages_are_shown_with_v_only(gate):
     quiet = gate.run()
     quiet.says("?1/1? linear?nano?: about *:* left")
     quiet.stdout.no_fnmatch_line("*launch 1: start*")
-
-
-def test_what_is_left_is_told_by_the_cases_that_are_done(gate):
-    """Of a run on a machine that nothing is known of; a case that failed tells nothing."""
-    a, b, _ = cases = [gate.cpu(name) for name in "abc"]
-    gate.suite(*cases)
-    gate.will_measure(a, wall_s=70.0)
-    gate.will_measure(b, wall_s=2.0, faults=(Fault(Reason.RAISED, "x"),))
-    gate.run().says(
-        "[[]1/3] linear?a?",
-        "[[]2/3] linear?b?: about 2:20 left",
-        "[[]3/3] linear?c?: about 1:10 left",
-    )
-
-
-def test_the_position_counts_the_cases_that_will_run(gate):
-    """[2/3] counts what is selected and not skipped."""
-    cases = [gate.cpu("a"), gate.cuda("skipped"), gate.cpu("b"), gate.cpu("c")]
-    gate.suite(*cases)
-    gate.record(*(case for case in cases if case.device == "cpu"))
-    result = gate.run()
-    assert result.ret == 0
-    result.says("?1/3? linear?a?*", "?2/3? linear?b?*", "?3/3? linear?c?*")
 
 
 def test_the_header_names_the_machine(gate, h200):
@@ -128,15 +97,6 @@ def test_a_stale_baseline_is_reported(gate):
     result.says(
         "baselines/cpu.json: linear?gone? has a baseline but no case: if it is gone for good, "
         "take its entry out of the file"
-    )
-
-
-def test_a_baseline_of_a_case_that_was_misspelt_is_no_stale_one(gate):
-    """The name without a baseline that is like it comes before the command that removes it."""
-    gate.record(gate.cpu("wide"))
-    gate.suite(gate.cpu("wid"))
-    gate.run().says(
-        "*linear?wide? has a baseline but no case (was it renamed to linear?wid??): if *"
     )
 
 

@@ -98,29 +98,6 @@ def test_a_gate_passes_what_is_same_and_no_case_that_it_recorded(gate, h200):
 
 
 @pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
-def test_a_run_that_records_measures_all(committed, option):
-    """Also what is certain before. Other runs may end once it is; not without a baseline."""
-    committed.run("--perf-update")
-    assert not committed.may_be_enough
-    committed.run()
-    assert committed.may_be_enough
-    committed.run(option)
-    assert not committed.may_be_enough
-
-
-def test_same_on_a_gpu_appends(committed, h200):
-    """A `same` GPU result becomes one more recording of its epoch, with its times."""
-    committed.gpus = [h200]
-    committed.suite(committed.cuda())
-    committed.git("commit", "-qam", "gpu")
-    for count in (1, 2, 3):
-        assert committed.run("--perf-update").ret == 0
-        (epoch,) = recorded(committed, "h200x1.json")["linear[124m]"]["epochs"]
-        assert len(epoch["recordings"]) == count
-    assert epoch["recordings"][0]["times_ms"]["step_ms"] == [10.0, 10.0]
-
-
-@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     """It is said at once, not after a suite of half an hour, and the file is named."""
     (committed.path / "new.py").write_text("")
@@ -181,15 +158,6 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
     result.says("*cannot be written: No space left on device; the old file is*")
 
 
-def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
-    """Writing the first case's baseline does not get the second one refused, nor the next run."""
-    gate.suite(gate.cpu("a"), gate.cpu("b"))
-    gate.commit()
-    for _ in range(2):
-        assert gate.run("--perf-update").ret == 0
-    assert set(recorded(gate)) == {"linear[a]", "linear[b]"}
-
-
 def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     """With what mends it: a script may write its settings or checkpoints beside its source."""
     gate.suite(gate.cpu())
@@ -206,26 +174,6 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     result.says("*different code (config.yaml)*")
     result.says("*uncommitted changes (config.yaml): commit them, or add outputs*")
     assert not (gate.baselines / "cpu.json").exists()
-
-
-def test_a_baselines_folder_does_not_excuse_the_tree(gate):
-    """--perf-baselines=. excuses the baseline files in it, not the code beside them."""
-    gate.suite(gate.cpu())
-    gate.commit()
-    (gate.path / "extra.py").write_text("x = 1\n")
-    result = gate.run("--perf-baselines=.", "--perf-update")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*uncommitted changes (extra.py)*"])
-
-
-def test_refusals_name_the_folder(committed):
-    """With --perf-baselines what is refused has to be accepted there, and so says the hint."""
-    (committed.path / "mine").mkdir()
-    other = ("--perf-baselines=mine", "--perf-update")
-    assert committed.run(*other).ret == 0
-    committed.will_measure(committed.cpu(), counters={"graph_breaks": 2})
-    result = committed.run(*other)
-    result.says("  accept: *accept 'linear?nano?' --baselines mine --reason*")
 
 
 # Several cases
@@ -247,28 +195,3 @@ def move(gate, *step_ms):
     """What the known cases take from now on."""
     for case, ms in zip(gate.known, step_ms, strict=True):
         gate.will_measure(case, step_ms=ms)
-
-
-def test_accept_takes_the_rest_of_the_run(three, monkeypatch):
-    """What is `same` or new is recorded by then: the cases that moved need one command."""
-    monkeypatch.chdir(three.path)
-    move(three, 10.5, 10.55, 10.0)
-    three.run("--perf-update", passed=2, errors=2)
-
-    def epochs():
-        entries = recorded(three, "h200x1.json").values()
-        return [[len(one["recordings"]) for one in entry["epochs"]] for entry in entries]
-
-    assert epochs() == [[1], [1], [2], [1]]
-    assert main(["accept", "--reason", "a new power limit"]) == 0
-    assert epochs() == [[1, 1], [1, 1], [2], [1]]
-
-
-def test_an_interrupted_run_records_what_it_has(three):
-    """A run that ends before its last test: that one is recorded, as it always was."""
-    body = (three.path / "test_perf.py").read_text()
-    more = '\n\ndef test_z(perf):\n    pytest.exit("stop")\n'
-    (three.path / "test_perf.py").write_text(body + more)
-    three.git("commit", "-qam", "interrupted")
-    three.run("--perf-update")
-    assert "linear[new]" in recorded(three, "h200x1.json")

@@ -56,16 +56,6 @@ def test_a_waived_case_passes_visibly(slower):
     assert word in (slower.path / "o.xml").read_text()
 
 
-def test_a_stale_waiver_is_reported(slower):
-    """The case is `same` again: exit 0, and the waiver should go."""
-    waive(slower)
-    slower.will_measure(slower.cpu())
-    result = slower.run()
-    assert result.ret == 0
-    stale = "linear?nano?: waiver stale, graph_breaks is same (remove it: *)*"
-    result.says("1 same", stale)
-
-
 def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
     """Every waiver, on every run."""
     cases = [gate.cpu("nano"), gate.cpu("other")]
@@ -96,62 +86,3 @@ def test_a_misspelt_case_stops_a_run_of_whole_folders(slower):
     result = slower.run("test_perf.py")
     assert result.ret == 1 and slower.measured
     result.says("linear?typo?: waiver not used, its case was not measured: *")
-
-
-def test_a_file_that_cannot_be_collected_is_the_first_thing_said(slower):
-    """The misspelt case may be one of that file's."""
-    waive(slower, case="linear[typo]")
-    (slower.path / "test_other.py").write_text("import nothing_of_this_name\n")
-    result = slower.run()
-    result.says("*No module named 'nothing_of_this_name'*")
-    assert "neither a baseline" not in result.stderr.str()
-
-
-def test_a_case_without_a_baseline_can_be_waived(gate):
-    """One that is judged against a revision, on a machine with no recordings."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.commit(tag="old")
-    gate.commit()
-    gate.will_compare(case, head={"counters": {"graph_breaks": 2}})
-    assert gate.run("--perf-against=old").ret == 1
-    waive(gate)
-    result = gate.run("--perf-against=old")
-    assert result.ret == 0
-    result.says("linear?nano?: waived: graph_breaks up to 2 until *")
-
-
-@pytest.mark.parametrize(
-    ("limit", "status", "word"), [(2.5, 0, "waived"), (1.5, 1, "waiver EXCEEDED")]
-)
-def test_a_limit_is_of_the_change_against_the_revision(gate, h200, limit, status, word):
-    """By the waivers of HEAD's folder; what the other revision was granted is in its times."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    waive(gate, case=case.id, metric="step_ms", value=None, limit_pct=1.0)
-    gate.commit(tag="old")
-    waive(gate, case=case.id, metric="step_ms", value=None, limit_pct=limit)
-    gate.commit()
-    gate.will_compare(case, 2.0)
-    result = gate.run("--perf-against=old")
-    assert result.ret == status
-    result.says(f"linear?124m?: {word}*: step_ms up to +{limit:.2f} % *")
-
-
-def test_a_waived_case_is_not_recorded(slower):
-    """It passes, and --perf-update does not take it for `same`; waivers.json dirties no tree."""
-    before = (slower.baselines / "cpu.json").read_bytes()
-    waive(slower)
-    assert slower.run("--perf-update").ret == 0
-    assert (slower.baselines / "cpu.json").read_bytes() == before
-
-
-def test_commands_name_the_folder_of_the_baselines(gate):
-    """What removes a waiver would else look for it in the usual folder."""
-    gate.record(gate.cpu())
-    gate.suite(gate.cpu())
-    waive(gate)
-    gate.baselines.rename(gate.path / "mine")
-    removal = "*waive 'linear?nano?' graph_breaks --baselines mine --remove*"
-    gate.run("--perf-baselines=mine").says(removal)

@@ -4,7 +4,6 @@ guard finds there. By hand the same run is as it was.
 The conditions are in tests/judge/test_guard.py. Here is what pytest makes of each mistake.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -362,18 +361,6 @@ def test_a_case_that_a_test_makes_itself_is_guarded_as_well(gate, body, ret):
     assert len(missed) == ret
 
 
-def test_many_paths_are_not_all_repeated(gate):
-    """Who named them knows them: the first and their number say which selection is meant. An
-    extended case is not left out of anything.
-    """
-    more = [gate.cpu(name, extended=True) for name in "de"]
-    gate.suite(*(gate.cpu(name) for name in "abc"), more[0])
-    gate.record(gate.cpu("a"), gate.cpu("b"), gate.cpu("c"), *more)
-    gate.commit()
-    result = gate.run("test_perf.py::test_step[a]", "test_perf.py::test_step[b]")
-    result.says("left out by the arguments *test_step[[]a] and 1 more: 1 of 3 cases (linear[[]c])")
-
-
 def test_one_problem_of_many_cases_is_one_line(gate):
     """What -x left is not told sixty times."""
     cases = [gate.cpu(f"c{number:02}") for number in range(12)]
@@ -390,14 +377,6 @@ def test_one_problem_of_many_cases_is_one_line(gate):
     ]
 
 
-def test_strict_elsewhere_costs_nothing(gate, monkeypatch):
-    """In CI, a run of other tests, dirty or not, is none of our business."""
-    monkeypatch.setenv("CI", "true")
-    gate.tests("def test_unit():\n    pass\n")
-    assert gate.run().ret == 0
-    assert gate.run("--collect-only").ret == 0
-
-
 def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
     """What the run wrote is judged by what the commit before it has recorded."""
     monkeypatch.chdir(project.path)
@@ -409,17 +388,6 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
         project.will_measure(project.cpu("b"), commit=commit)
         assert project.run("--perf-json=.stepguard/run.json", *options).ret == 0
         assert main(["gate", ".stepguard/run.json", "--commit", commit]) == status
-
-
-@pytest.mark.parametrize("extended", [False, True])
-def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
-    """What is accepted from it says so in the baseline."""
-    made = f'Case("a", "factories:linear", launches=2, extended={extended})'
-    gate.tests(f"def test_step(perf):\n    perf({made})\n")
-    gate.measure_really()
-    assert gate.run().ret == 1  # there is no GPU
-    (path,) = gate.path.glob(".stepguard/runs/*/*/evidence.json")
-    assert json.loads(path.read_text())["extended"] is extended
 
 
 def test_a_test_that_ends_the_run_hides_no_verdict(project):

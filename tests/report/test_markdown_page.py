@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from run_documents import measured, run_document
 
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
-from stepguard.report.markdown_page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, chart, page
+from stepguard.report.markdown_page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
@@ -127,20 +127,3 @@ def test_lists_are_cut():
     assert text.count("\n* c[") == LISTED and f"* and {100 - LISTED} more" in text
     text = page(run_document(SAME, cases=[replace(one, why="by -k") for one in left]))
     assert text.count("c[") == LISTED and f"c[49] and {100 - LISTED} more: by -k" in text
-
-
-def test_a_headline_without_lines_is_not_folded():
-    """There is nothing below it: no empty block."""
-    alone = replace(SLOWER, text=replace(SLOWER.text, lines=[], steps=[]))
-    text = page(run_document(alone))
-    assert f"<code>{SLOWER.text.headline[:20]}" in text
-    assert "<details>" not in text and "```" not in text
-
-
-@PROPERTY
-@given(TEXTS)
-def test_no_name_ends_the_chart(text):
-    """A name stays within its quotation, and the block has its seven lines."""
-    (block,) = chart(run_document(SAME, named(SLOWER, text)))
-    lines = block.splitlines()
-    assert len(lines) == 7 and lines[3].count('"') == 4 and block.count("`") == 6

@@ -10,7 +10,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.measure.suite import Result
-from stepguard.report.scaling import scaling_lines
+from stepguard.report.terminal_summary import scaling_lines
 
 
 def measured(name, tokens_per_s, *, batch=64, **fields):

@@ -11,7 +11,7 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove, Straggler, Verdict
 from stepguard.report import time_causes
-from stepguard.report.cause_text import named
+from stepguard.report.time_causes import named
 from stepguard.report.verdict_text import evidence_lines, headline, page_of
 
 GELU = "triton_poi_fused_gelu_5"

@@ -17,7 +17,7 @@ from unittest import mock
 import msgspec
 
 from stepguard.cli import judge
-from stepguard.cli.kept_evidence import verdict_of_run
+from stepguard.cli.common import verdict_of_run
 from stepguard.cli.main import main
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.comparison import Comparison

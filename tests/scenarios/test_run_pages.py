@@ -22,7 +22,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import github, markdown_page, terminal_summary
 from stepguard.report.document_json import as_json, result_document
 from stepguard.report.next_steps import Commands
-from stepguard.report.scaling import scaling_lines
+from stepguard.report.terminal_summary import scaling_lines
 
 GOLDEN = Path(__file__).parent / "golden_run"
 CLONE = Site("aten.clone.default", "model/gpt.py", 105, "Block.forward", "x = x.clone()", count=4)

@@ -34,8 +34,8 @@ from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure import driver
-from stepguard.measure.beside_base import Other, measure_beside
 from stepguard.measure.case_workers import Bench
+from stepguard.measure.suite import Other, measure_beside
 from stepguard.storage.run_document_file import load_document
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from stepguard.core.question import Question
 from stepguard.judge.rule_book import NOTHING, Need
 from stepguard.machine.lifeline import alive
 from stepguard.measure import case_workers, driver
-from stepguard.measure.start_ahead import Ahead
+from stepguard.measure.case_workers import Ahead
 
 
 def case(name, workload="factories:linear", launches=1):

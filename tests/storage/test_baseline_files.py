@@ -148,14 +148,6 @@ def test_save_and_load_give_the_same_file(tmp_path, many_files, content):
     json.loads(first, object_pairs_hook=check)
 
 
-def test_key_order_in_memory_does_not_matter(tmp_path):
-    """The same content put together in another order is the same bytes."""
-    one, other = entry(), entry((260.0,))
-    save(tmp_path / "a.json", baseline_file(cases={"a": one, "b": other}))
-    save(tmp_path / "b.json", baseline_file(cases={"b": other, "a": one}))
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-
-
 def test_a_changed_counter_is_one_line_of_a_diff(tmp_path):
     """A git diff is the review: one counter of one case moves one line."""
     now = entry(epochs=[epoch(recordings=[recording(counters=COUNTS | {"graph_breaks": 9})])])
@@ -172,12 +164,6 @@ def test_a_file_can_be_read_by_everybody(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_that_is_not_there_is_none(tmp_path):
-    """No file is not an error: there is no baseline yet."""
-    assert load(tmp_path / "none.json") is None
-    assert load(tmp_path / "no" / "folder.json") is None
-
-
 def test_a_file_cut_anywhere_is_refused(tmp_path, path, many_files):
     """Truncated at any byte, the empty file included, it is refused."""
     whole = path.read_bytes()
@@ -187,13 +173,6 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, path, many_files):
         cut.write_bytes(whole[:length])
         with pytest.raises(FileError, match="cut.json"):
             load(cut)
-
-
-@pytest.mark.parametrize("schema", [2, 0, "1", None, -1, [], True, 1.5])
-def test_another_schema_is_refused(path, schema):
-    """Another schema is said, with the one that is read, and how to record anew."""
-    path.write_text(json.dumps(plain() | {"schema": schema}))
-    refused(path, "schema")
 
 
 def test_a_schema_of_the_future_has_its_own_remedy(path):
@@ -220,27 +199,19 @@ DIFFERENCE = {"mean": 1.0, "half_width": 0.1}
 RECORDING = ("cases", CASE_ID, "epochs", 0, "recordings", 0)
 SPOILT = {
     "NaN": ((*RECORDING, "times_ms", "step_ms", 0), math.nan),
-    "Infinity": ((*RECORDING, "times_ms", "step_ms", 0), math.inf),
     "negative time": ((*RECORDING, "times_ms", "step_ms", 0), -1.0),
-    "zero time": ((*RECORDING, "times_ms", "step_ms", 0), 0.0),
     "no times": ((*RECORDING, "times_ms", "step_ms"), []),
-    "time as text": ((*RECORDING, "times_ms", "step_ms", 0), "250"),
-    "time is null": ((*RECORDING, "times_ms", "step_ms", 0), None),
     "time of no metric": ((*RECORDING, "times_ms", "step_seconds"), [1.0]),
     "counter as time": ((*RECORDING, "times_ms", "graph_breaks"), [1.0]),
     "negative counter": ((*RECORDING, "counters", "graph_breaks"), -1),
-    "fractional counter": ((*RECORDING, "counters", "graph_breaks"), 1.5),
-    "boolean counter": ((*RECORDING, "counters", "graph_breaks"), True),
     "huge counter": ((*RECORDING, "counters", "graph_breaks"), 10**400),
     "unknown counter": ((*RECORDING, "counters", "graph_brakes"), 1),
     "time as counter": ((*RECORDING, "counters", "step_ms"), 1),
     "less than no tokens": ((*RECORDING, "tokens_per_step"), -1),
-    "infinite information": ((*RECORDING, "information", "mfu_pct"), math.inf),
     "huge information": ((*RECORDING, "information", "mfu_pct"), 10**300),
     "empty date": ((*RECORDING, "date"), ""),
     "unknown field": ((*RECORDING, "comment"), "faster"),
     "unknown field of an entry": (("cases", CASE_ID, "skip"), True),
-    "unknown field of the file": (("waivers",), {}),
     "no recordings": (("cases", CASE_ID, "epochs", 0, "recordings"), []),
     "no epochs": (("cases", CASE_ID, "epochs"), []),
     "no reason": (("cases", CASE_ID, "epochs", 0, "reason"), ""),
@@ -249,10 +220,6 @@ SPOILT = {
     "negative width": (
         (*RECORDING, "differences_pct"),
         {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}},
-    ),
-    "unknown field of a difference": (
-        (*RECORDING, "differences_pct"),
-        {"sync_overhead_pct": DIFFERENCE | {"limit": 50.0}},
     ),
     "sites of no metric": ((*RECORDING, "sites"), {"graph_brakes": [{"what": "x"}]}),
     "site of nothing": ((*RECORDING, "sites"), {"graph_breaks": [{"file": "a.py"}]}),
@@ -267,9 +234,6 @@ SPOILT = {
     "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
     "half of the margins": (("cases", CASE_ID, "margins_pct"), [1.0]),
     "margins that are none": (("cases", CASE_ID, "margins_pct"), [3.0, 1.0]),
-    "margins as text": (("cases", CASE_ID, "margins_pct"), ["1", "3"]),
-    "case is null": (("cases", CASE_ID), None),
-    "cases is a list": (("cases",), []),
     "no machine": (("machine",), ""),
 }
 
@@ -297,14 +261,6 @@ def test_a_wrong_value_is_said_with_the_keys_to_it(path, before, after):
     refused(path, f"Expected `int`, got `str` - at `{where}; ")
 
 
-@pytest.mark.parametrize("text", ["", "\n"])
-def test_an_empty_file_is_said_to_be(path, text):
-    """In words, and not as what a parser expects at column 1."""
-    path.write_text(text)
-    aside = f"put it aside (git does not have it) with: mv {path} {path}.old"
-    refused(path, f"{path}: it is empty; correct it, or {aside}")
-
-
 @pytest.mark.parametrize("name", ["cpu.json", "my cpu.json"])
 def test_the_remedy_is_a_command_that_works(tmp_path, name):
     """What git has comes back; of what it has not the file is put aside, and nothing is lost."""
@@ -319,16 +275,6 @@ def test_the_remedy_is_a_command_that_works(tmp_path, name):
     assert "git checkout" in refused(path)
     subprocess.run(refused(path).rpartition(" with: ")[2], shell=True, check=True, cwd=tmp_path)
     assert load(path) is not None
-
-
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-@pytest.mark.parametrize("key", ['"batch": 64', '"mfu_pct": 45.0'])
-def test_a_number_too_large_is_refused(path, key, number):
-    """A number that reads as infinity is refused wherever it stands."""
-    text = path.read_text()
-    assert key in text
-    path.write_text(text.replace(key, f"{key.split()[0]} {number}"))
-    refused(path)
 
 
 LATER = {
@@ -413,17 +359,11 @@ def test_a_merge_conflict_is_called_one(path, marker, newline):
     "content",
     [
         b"\x00\x01\x02\xff",
-        b"\xff\xfe{\x00}\x00",
-        b"PK\x03\x04garbage",
         b"null",
         b"[]",
-        b"42",
-        b'"text"',
         b"{}",
-        b"{} {}",
         b"\xef\xbb\xbf{}",
         b"[" * 100_000,
-        b'{"a":' * 100_000,
     ],
     ids=lambda content: repr(content[:6]),
 )
@@ -440,26 +380,12 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     refused(tmp_path / "cpu.json", "directory", "mv ")
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    """When baselines/ is a file its baselines are refused, not taken to be missing."""
-    (tmp_path / "baselines").write_text("")
-    refused(tmp_path / "baselines" / "cpu.json", "Not a directory")
-
-
 def test_a_device_or_a_pipe_is_refused(tmp_path):
     """Neither is read, since it might never end; a link to either is the same."""
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "device.json").symlink_to("/dev/zero")
     for name in ("pipe.json", "device.json"):
         refused(tmp_path / name, "not a regular file", "mv ")
-
-
-def test_a_huge_file_is_refused(path, monkeypatch):
-    """Before any of it is read."""
-    monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size - 1)
-    refused(path, "bytes, at most", "mv ")
-    monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size)
-    assert load(path) is not None
 
 
 @pytest.mark.parametrize(("size", "too_large"), [(64 << 20, False), ((64 << 20) + 1, True)])
@@ -548,13 +474,6 @@ def test_what_would_not_be_read_is_not_written(path):
     assert path.read_bytes() == before
 
 
-def test_an_input_error_is_refused(path, monkeypatch):
-    """A disk that fails while reading is a refusal too."""
-    monkeypatch.setattr(os, "open", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(FileError, match="Input/output error.*mv "):
-        load(path)
-
-
 def raising(error):
     """A function that raises."""
 
@@ -595,12 +514,6 @@ def test_what_has_to_be_done_before_it_can_be_written(path, monkeypatch, number,
     path.unlink()
     with pytest.raises(FileError, match=f"{os.strerror(number)}; {first.format(path.parent)}; "):
         save(path, baseline_file())
-
-
-def test_the_folder_is_made(tmp_path):
-    """The first recording makes baselines/ itself."""
-    save(tmp_path / "new" / "cpu.json", baseline_file())
-    assert load(tmp_path / "new" / "cpu.json") == baseline_file()
 
 
 @pytest.mark.parametrize(

@@ -239,19 +239,10 @@ def test_fuzzed_waivers(tmp_path):
     fuzz()
 
 
-def of_schema_2():
-    """A kept document of two cases, one of them judged as a whole."""
-    kept = json.loads((Path(__file__).parent / "documents" / "schema-2.json").read_text())
-    two = [one for one in kept["results"] if one["case"] in ("slower", "raised")]
-    return kept | {"results": two, "cases": kept["cases"][:1], "problems": kept["problems"][:1]}
-
-
-@pytest.mark.parametrize("schema", [3, 2])
-def test_fuzzed_run_documents(tmp_path, schema):
+def test_fuzzed_run_documents(tmp_path):
     """Refused, or a page and a comment that steer nobody."""
     one = measured(entry((230.0,)))
-    today = msgspec.to_builtins(run_document(one, base="main", base_changes=["a -> b"]))
-    sound = today if schema == 3 else of_schema_2()
+    sound = msgspec.to_builtins(run_document(one, base="main", base_changes=["a -> b"]))
 
     @FUZZ
     @given(mutated(sound))

@@ -1,19 +1,12 @@
 """The document of a run as a file: what was written reads back, and nothing else does."""
 
 import json
-from datetime import date
-from pathlib import Path
 
 import pytest
-from builders import CASE_ID, entry, replace
+from builders import CASE_ID, entry
 from run_documents import measured, run_document
 
-from stepguard.core import former
-from stepguard.core.metrics import METRICS
-from stepguard.core.permission import Permission
-from stepguard.judge.guard import Base, guard
 from stepguard.report.document_json import as_json
-from stepguard.report.github import annotations, comment
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
 
@@ -116,47 +109,3 @@ def test_no_document_is_refused(tmp_path):
     """Nothing to read is no pass."""
     with pytest.raises(FileError, match="no such document"):
         load_document(tmp_path / "perf.json")
-
-
-KEPT = Path(__file__).parent / "documents"
-WAIVER = Permission(
-    case="waived",
-    metric="graph_breaks",
-    value=3,
-    reason="waits for torch 2.14",
-    expires=date(2026, 12, 1),
-    who="A. Author",
-)
-
-
-def kept(name):
-    """A text that was said of the document, under today's codes."""
-    text = (KEPT / name).read_text()
-    for old, code in former.PROBLEMS.items():
-        text = text.replace(f"{old}:", f"{code}:")
-    return text
-
-
-def test_a_document_of_schema_2_says_what_it_said_then():
-    """Of every status, by recordings and in pairs, with problems of every code: what the gate says,
-    what a log shows and what a pull request's comment says is what the version said that wrote it.
-    """
-    found = load_document(KEPT / "schema-2.json")
-    known = entry()  # as a recording of that time: without the counters that are new since
-    gates = [name for name in known.required_gates if not METRICS[name].new]
-    base = Base(
-        commit="a" * 40,
-        gpus=1,
-        recorded={
-            "NVIDIA H200": {result.case: replace(known, gates=gates) for result in found.results}
-        },
-        permissions=[WAIVER],
-        today=date(2026, 11, 22),
-        against="b" * 40,
-    )
-    problems = guard(found, base)
-    said = "".join(f"{problem.code.value}: {problem.sentence}\n" for problem in problems)
-    assert said == kept("schema-2.gate.txt")
-    shown = "\n".join(annotations(found, problems)) + "\n"
-    assert shown == kept("schema-2.annotations.txt")
-    assert comment(found, "42") == (KEPT / "schema-2.comment.md").read_text()

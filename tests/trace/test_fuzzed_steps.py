@@ -3,12 +3,10 @@
 from hypothesis import given, settings
 from mutated import FUZZ, FUZZED, mutated
 
-from stepguard.trace.chrome_events import TraceError
-from stepguard.trace.chrome_trace import decode_all
-from stepguard.trace.host_steps import read_steps
+from stepguard.trace.chrome_trace import TraceError, decode_all
+from stepguard.trace.host_steps import identity_of, read_steps
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile
-from stepguard.trace.operator_identity import identity_of
 
 EVENT = {"ph": "X", "pid": 1, "tid": 1, "args": {}}
 MARK = EVENT | {"cat": "user_annotation", "name": "mark", "ts": 0.0, "dur": 100.0}

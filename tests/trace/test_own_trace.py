@@ -3,8 +3,7 @@
 import pytest
 from kineto import WRITTEN_WRONGLY, WRONG_EVENTS, Kineto, steps
 
-from stepguard.trace.chrome_events import CutOffError, TraceError
-from stepguard.trace.chrome_trace import decode_all
+from stepguard.trace.chrome_trace import CutOffError, TraceError, decode_all
 
 
 def test_a_file_without_its_end_is_cut_off():

@@ -522,22 +522,6 @@ def test_one_graph_that_no_cache_had_is_compiled_afresh(clean, counted):
     assert compiler.compiled_afresh() is bool(counted)
 
 
-@pytest.mark.parametrize(("counted", "kept"), [
-    ({"fxgraph_cache_miss": 2}, True),  # the cache has them from now on
-    ({"fxgraph_cache_hit": 1}, True),
-    ({"fxgraph_cache_hit": 2, "fxgraph_cache_bypass": 1}, False),
-    ({}, False),  # an eager step, or a cache that is switched off
-])  # fmt: skip
-def test_a_cache_has_a_step_if_it_has_all_its_graphs(clean, monkeypatch, counted, kept):
-    """And if no library tries kernels in each process. A trace that was kept is enough."""
-    torch._dynamo.utils.counters["inductor"].update(counted)
-    assert compiler.is_kept() is kept
-    torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] = 1
-    assert compiler.is_kept() is ("fxgraph_cache_bypass" not in counted)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert not compiler.is_kept()
-
-
 def test_the_counters_take_it_over(clean):
     """Unique breaks are counted, their reasons told, and the Sites handed on."""
     compiled(broken_graphs.three)(torch.ones(4))

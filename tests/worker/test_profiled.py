@@ -11,7 +11,7 @@ import torch
 
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.core.replies import Kernels
-from stepguard.trace.chrome_events import DetailedEvent
+from stepguard.trace.chrome_trace import DetailedEvent
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.counters import profiled_steps
 from stepguard.worker.counters.one_profiler import unprofiled

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stepguard.cli.init_files import OWN_FILES
+from stepguard.cli.init import OWN_FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

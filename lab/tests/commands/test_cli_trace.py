@@ -14,7 +14,7 @@ from kineto import COMMS, Kineto, host_steps
 from trace_exports import export
 
 from stepguard.cli.main import main
-from stepguard.storage import output_files
+from stepguard.storage import run_document_file
 
 
 def write(path, rank=0, late=0.0, sync=False, **head):
@@ -388,7 +388,7 @@ def test_what_was_written_is_replaced_and_nothing_else(tmp_path, capsys, option,
 
 def test_a_table_or_picture_that_cannot_be_written(tmp_path, capsys, monkeypatch):
     """A disk that is full at the end is a sentence with the option."""
-    monkeypatch.setattr(output_files, "replace_file", full)
+    monkeypatch.setattr(run_document_file, "replace_file", full)
     trace = write(tmp_path / "a.json")
     for option, name in (("--csv", "k.csv"), ("--svg", "p.svg")):
         status, _, err = run(capsys, trace, option, tmp_path / name)

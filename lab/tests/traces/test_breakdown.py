@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import AUTOGRAD, Kineto
 
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard_lab.host_breakdown import host_summary, own_and_total_us
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import WRITTEN_WRONGLY, WRONG_EVENTS, Kineto, steps
 
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.columns import ANNOTATION, CALL, NONE, OPERATOR
 from stepguard_lab.chrome_chunks import Chunks, read_chrome
 

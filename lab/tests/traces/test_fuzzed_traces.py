@@ -11,7 +11,7 @@ from mutated import FUZZ, FUZZED, mutated
 from stepguard.core.profile import over_ranks
 from stepguard.explain.causes import explain
 from stepguard.storage.json_file import FileError
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import profile
 from stepguard_lab import explanation_page

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import MAIN, Kineto
 
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard_lab.chrome_chunks import read_chrome
 from stepguard_lab.memory import memory_page, memory_table

@@ -9,7 +9,7 @@ from trace_exports import STRINGS, export
 
 from stepguard.cli.main import main
 from stepguard.core.profile import mean
-from stepguard.trace.chrome_events import TraceError
+from stepguard.trace.chrome_trace import TraceError
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile
 from stepguard_lab.nsys_ncu_csv import Stats, read_ncu, read_stats

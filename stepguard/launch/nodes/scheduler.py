@@ -13,11 +13,16 @@ import os
 import random
 import secrets
 import shlex
+import shutil
+import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -25,18 +30,19 @@ import msgspec
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
 from stepguard.judge.comparable import UNSET, Tag, comparable
-from stepguard.launch import callers_engine
+from stepguard.launch import torchrun
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
+from stepguard.worker.agent import STANDBY
 
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
+ASK_LIMIT_S = 8.0  # the same, at the end of a launch
 MARK = "stepguard-node "  # before what a node prints about itself
-PORTS = range(29400, 1 << 16)  # from torchrun's own port on
-# The range from which the kernel assigns ports.
-KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORTS = range(20000, 32768)  # Linux assigns none of them by itself, unless it is told to
 LAUNCHER = "STEPGUARD_LAUNCHER"
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # Variables with the number of nodes and this node's rank, if the launcher starts one process on
@@ -186,11 +192,11 @@ def on_each_node(*arguments: object) -> list[str]:
     """Return the command line of on_node.py. It begins with ``env``, since a launcher may not pass
     on the environment.
     """
-    path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
+    path = f"PYTHONPATH={torchrun.ENGINE.parent}"
     return [
         "env",
         path,
-        *callers_engine.command("stepguard.launch.nodes.on_node"),
+        *torchrun.command("stepguard.launch.nodes.on_node"),
         *map(str, arguments),
     ]
 
@@ -314,10 +320,10 @@ class SharedLaunch:
 def start(
     spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a launch's launcher under run_launcher.py, which ends it if this process dies."""
+    """Start a launch's launcher under main(), which ends it if this process dies."""
     theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
-        spec=replace(spec, standby=False),  # run_launcher.py handles standby
+        spec=replace(spec, standby=False),  # main() handles standby
         token=token,
         address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
@@ -332,23 +338,18 @@ def start(
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(callers_engine.ENGINE.parent), theirs])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(torchrun.ENGINE.parent), theirs])),
     }
-    supervisor = [*callers_engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*torchrun.command("stepguard.launch.nodes.scheduler"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 
 
 def free_port() -> int:
-    """Return a free port. Every node knows it seconds before node 0 listens on it. So it is outside
-    of the range from which the kernel assigns ports, unless none is free there. Raises
-    LauncherError if no port is free at all.
+    """Return a free port. Every node knows it seconds before node 0 listens on it, so no other
+    process may get it from the kernel meanwhile. Raises LauncherError if no port is free.
     """
-    low, high = 32768, 60999  # Linux' default, if the range cannot be read
-    with contextlib.suppress(OSError):
-        low, high = map(int, KERNELS_PORTS.read_text().split())
-    others = [port for port in PORTS if not low <= port <= high]
-    for port in (*random.sample(others, len(others)), 0):
+    for port in random.sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
             return int(probe.getsockname()[1])
     raise LauncherError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
@@ -357,3 +358,49 @@ def free_port() -> int:
 def launcher_token(token: str) -> str:
     """Return the token of the launcher's own processes, which must end before the ranks."""
     return f"{token}-launcher"
+
+
+def end_launcher(token: str, spare: int = 0) -> None:
+    """Ask all processes with the launcher's token to end. After ASK_LIMIT_S kill those that are
+    left on this host. The process ``spare`` is left alone.
+    """
+    for pid in pids_by_token(token):
+        if pid != spare:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + ASK_LIMIT_S
+    while set(pids_by_token(token)) - {spare} and time.monotonic() < until:
+        time.sleep(0.05)
+    kill_by_token(token, spare)
+
+
+def main() -> None:
+    """Run a launcher's command, which is in the arguments, beside pytest. Exit with its status, or
+    with 128 plus its signal.
+
+    A launcher that is killed leaves processes on other nodes. So it first gets SIGTERM, on which
+    srun and mpirun kill what they started. This happens when the run closes the launch, and when
+    the kernel reports that pytest is gone.
+    """
+    token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
+
+    def caller_died(signum: int, frame: FrameType | None) -> None:
+        end_launcher(token, spare=os.getpid())
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGUSR1, caller_died)
+    if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
+        caller_died(signal.SIGUSR1, None)
+    if os.environ.pop("STEPGUARD_STANDBY", ""):
+        # The file says that the imports are done. It is made at once: on several nodes nothing is
+        # imported ahead of time.
+        Path(scratch, STANDBY).touch()
+        if not sys.stdin.buffer.read(1):
+            caller_died(signal.SIGUSR1, None)
+    status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
+    sys.exit(status if status >= 0 else 128 - status)
+
+
+if __name__ == "__main__":
+    main()

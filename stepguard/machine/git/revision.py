@@ -1,8 +1,9 @@
-"""Ask git about the tree that is measured."""
+"""Ask git about the tree that is measured, and where its repository came from."""
 
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable
@@ -303,3 +304,20 @@ def run_git(
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+_GITHUB = re.compile(
+    r"(?:(?:https?|ssh|git)://(?:[^/@]*@)?(?:www\.)?github\.com(?::\d+)?/|(?:[\w.-]+@)?github\.com:)"
+    r"([\w.-]+/[\w.-]+?)(?:\.git)?/?"
+)
+
+
+def origin(root: Path) -> str:
+    """Return the address of the remote ``origin`` of a folder's repository; empty without one."""
+    return (git(root, "remote", "get-url", "origin") or "").strip()
+
+
+def name_on_github(remote: str) -> str:
+    """Return "owner/name" of a remote; empty if it is not on GitHub."""
+    match = _GITHUB.fullmatch(remote)
+    return match[1] if match else ""

@@ -42,62 +42,55 @@ def exclusive(
     cannot be used.
     """
     until = time.monotonic() + limit_s
-    with contextlib.ExitStack() as stack:
-        # All runs use one order. Otherwise two runs could each wait for what the other one has.
-        for uuid in sorted(uuids):
-            path = folder / f"stepguard-{uuid}.lock"
-            waiting = _Waiting(uuid, path, until, limit_s, progress)
-            with waiting.take(path.with_suffix(".queue")):
-                handle = stack.enter_context(waiting.take(path))
-            stack.enter_context(_noted(handle, command))
-        yield
-
-
-class _Waiting:
-    def __init__(
-        self, uuid: str, path: Path, until: float, limit_s: float, progress: Callable[[str], None]
-    ) -> None:
-        self.uuid, self.path, self.until = uuid, path, until
-        self.limit_s, self.progress = limit_s, progress
 
     @contextlib.contextmanager
-    def take(self, path: Path) -> Iterator[int]:
-        """Lock a file; yield its descriptor."""
-        while (handle := self._try(path)) is None:
-            holder = _holder(self.path)
-            left = self.until - time.monotonic()
+    def taken(path: Path, uuid: str) -> Iterator[int]:
+        """Lock a file of a GPU; yield its descriptor."""
+        while (handle := _try(path, uuid)) is None:
+            holder = _holder(path.with_suffix(".lock"))
+            left = until - time.monotonic()
             if left <= 0:
                 raise GpuLocked(
-                    f"{self.uuid}: {holder} measures on it, waited {self.limit_s:.0f} s; measure "
-                    "again when that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
+                    f"{uuid}: {holder} measures on it, waited {limit_s:.0f} s; measure again when "
+                    "that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
                 )
             # The text stays the same during the wait, since a log has a line for each text.
-            self.progress(f"waiting for the GPU, {self.limit_s:.0f} s at most: {holder} measures")
+            progress(f"waiting for the GPU, {limit_s:.0f} s at most: {holder} measures")
             time.sleep(min(POLL_S, left))
         try:
             yield handle
         finally:
             os.close(handle)
 
-    def _try(self, path: Path) -> int | None:
-        """Return a descriptor of the locked file; None while another process has the lock."""
-        try:
-            handle = _opened(path)
-        except OSError as error:
-            problem = f"{error.strerror or error}; see: ls -l {path}"
-            raise GpuLocked(f"{self.uuid}: cannot be locked: {path}: {problem}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # If the file was removed before it was locked, others now open another file.
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                return handle
-        except (BlockingIOError, FileNotFoundError):  # another process locked or removed the file
-            pass
-        except BaseException:
-            os.close(handle)
-            raise
+    with contextlib.ExitStack() as stack:
+        # All runs use one order. Otherwise two runs could each wait for what the other one has.
+        for uuid in sorted(uuids):
+            path = folder / f"stepguard-{uuid}.lock"
+            with taken(path.with_suffix(".queue"), uuid):
+                handle = stack.enter_context(taken(path, uuid))
+            stack.enter_context(_noted(handle, command))
+        yield
+
+
+def _try(path: Path, uuid: str) -> int | None:
+    """Return a descriptor of the locked file; None while another process has the lock."""
+    try:
+        handle = _opened(path)
+    except OSError as error:
+        problem = f"{error.strerror or error}; see: ls -l {path}"
+        raise GpuLocked(f"{uuid}: cannot be locked: {path}: {problem}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # If the file was removed before it was locked, others now open another file.
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            return handle
+    except (BlockingIOError, FileNotFoundError):  # another process locked or removed the file
+        pass
+    except BaseException:
         os.close(handle)
-        return None
+        raise
+    os.close(handle)
+    return None
 
 
 def _opened(path: Path) -> int:

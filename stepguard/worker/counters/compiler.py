@@ -117,14 +117,6 @@ def compiled_afresh() -> bool:
     return generated_kernels() > 0 and not _found_graphs()
 
 
-def is_kept() -> bool:
-    """Tell whether the cache on disk now has all graphs of this process, so that the next one
-    compiles none and tries no kernel. Not without a graph: nobody knows what an eager step tries.
-    """
-    kept = missed_graphs() + _found_graphs() > 0 and not uncached_graphs()
-    return kept and not torch.backends.cudnn.benchmark
-
-
 def graph_breaks() -> list[Site]:
     """Return the graph breaks of this process so far: one Site for each line and reason.
 

@@ -10,13 +10,11 @@ from typing import Any
 from torch.profiler import profile, record_function
 
 from stepguard.core.profile import Profile, StepIdentity, bounded
-from stepguard.trace.chrome_events import CutOffError, DetailedEvent, TraceError
-from stepguard.trace.chrome_trace import Decoded, decode_all
-from stepguard.trace.host_steps import read_steps
+from stepguard.trace.chrome_trace import CutOffError, Decoded, DetailedEvent, TraceError, decode_all
+from stepguard.trace.host_steps import identity_of, read_steps, with_settings
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse
 from stepguard.trace.make_profile import profile as profile_of
-from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.worker.counters.changed_settings import settings
 from stepguard.worker.counters.generated_kernels import hash_kernels
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally

@@ -127,8 +127,8 @@ class LoopedWorkload:
         steps = self._borders.seen
         if not steps and self._borders.has_one_optimizer_step:
             return (
-                f"{self._name} ended after 1 step, and a launch needs several hundred: let it train "
-                "longer, by an argument or by an edit of it"
+                f"{self._name} ended after 1 step, and a launch needs several hundred: let it "
+                "train longer, by an argument or by an edit of it"
             )
         if not steps:
             return f"{self._name} ended before the end of a step was seen: {NO_STEP}"
