@@ -54,11 +54,10 @@ def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
 
 
 def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
-    """Return the counters that the other tree has to count once more, after HEAD's did: chance may
-    have moved its own steps, if they differ, or its numbers.
+    """Return the counters that the other tree has to count once more, after HEAD's did: its own
+    steps differ, which chance may have moved.
     """
-    again = {*base.counted.lists, NUMBERS}
-    return tuple(name for name in doubtful(base, summarise(head)) if name in again)
+    return tuple(name for name in doubtful(base, summarise(head)) if name in base.counted.lists)
 
 
 def _other_numbers(new: Recording, past: Recording) -> bool:
