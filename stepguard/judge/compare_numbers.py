@@ -161,13 +161,13 @@ def _options(now: Recording, past: Recording) -> Iterator[PartMove]:
 
 def shown(moves: Sequence[Move]) -> Iterator[tuple[str, float | None, float | None, int]]:
     """Yield the first moves as a sentence shows them, the layers of a model as one. The loss comes
-    last.
+    second, since a first line has no room for more.
     """
     layers: dict[str, dict[str, Move]] = {}
     for move in moves:
         layers.setdefault(_LAYER.sub(".*.", move.name), {}).setdefault(move.name, move)
-    order = sorted(layers, key=lambda name: name == LOSS)
-    for name in order if len(order) <= SHOWN else (*order[: SHOWN - 1], order[-1]):
-        first = next(iter(layers[name].values()))
-        what = name if len(layers[name]) > 1 else first.name
-        yield what + first.where, first.old, first.new, len(layers[name])
+    first, *others = layers
+    for name in [first, *sorted(others, key=lambda name: name != LOSS)][:SHOWN]:
+        most = next(iter(layers[name].values()))
+        what = name if len(layers[name]) > 1 else most.name
+        yield what + most.where, most.old, most.new, len(layers[name])

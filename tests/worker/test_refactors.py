@@ -338,4 +338,4 @@ def test_attention_that_is_no_longer_fused_is_named(small_base, tmp_path):
 """
     verdict = judge(Question(small(tmp_path, ((old, new),)), baseline(small_base)))
     lost = "-2 aten._scaled_dot_product_flash_attention_for_cpu[causal] in Attention.forward"
-    assert f": CHANGED: {lost}" in headline(verdict)
+    assert f": CHANGED: FLOPs -1.1 %: {lost}" in headline(verdict)
