@@ -32,12 +32,18 @@ import sys
 sys.path[:] = filter(None, sys.path)
 import json
 from importlib import metadata, util
+installed = [*metadata.distributions()]
+modules = getattr(metadata, "packages_distributions", dict)()
+for one in installed:  # a finder of an editable install is no package's top level
+    for path in one.files or ():
+        if path.suffix == ".py" and len(path.parts) == 1:
+            modules.setdefault(path.stem, [one.metadata["Name"]])
 json.dump({
     "prefix": sys.prefix,
     "version": sys.version_info[:3],
     "torch": util.find_spec("torch") is not None,
-    "packages": {one.metadata["Name"]: one.version for one in [*metadata.distributions()][::-1]},
-    "modules": getattr(metadata, "packages_distributions", dict)(),
+    "packages": {one.metadata["Name"]: one.version for one in installed[::-1]},
+    "modules": modules,
 }, sys.stdout)
 """
 
