@@ -40,14 +40,14 @@ def test_each_line_has_its_bytes_and_the_largest_comes_first():
             phases("forward")
             kept.append(torch.ones(N))
             weight = torch.ones(N, requires_grad=True)
-            phases("backward")
+            phases("optimizer")
             kept.append((weight * 2).repeat(3).detach())
             state["last"] = torch.zeros(9 * N).add_(1)
 
         return step
 
     assert places(make) == [
-        (12 * N, "kept.append((weight * 2).repeat(3).detach())", "backward"),
+        (12 * N, "kept.append((weight * 2).repeat(3).detach())", "optimizer"),
         (4 * N, "kept.append(torch.ones(N))", "forward"),
     ]
 

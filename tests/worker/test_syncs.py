@@ -1,16 +1,20 @@
 """Where the host waits: the trace's calls get the lines that torch told of, and nobody else's."""
 
 import importlib
+import sys
 
 import pytest
 import torch
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from stepguard.core.site import Site
 from stepguard.core.source_marks import allow_sync
 from stepguard.trace.host_steps import StepCalls, Sync
+from stepguard.worker.counters.locate import torchs_phase
 from stepguard.worker.counters.syncs import SyncListener, by_place, count_syncs, located, what_waits
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.counters.traced_calls import count_calls
@@ -259,7 +263,7 @@ def test_what_torch_tells_is_noted_while_listening(monkeypatch):
     listener = SyncListener(Phases())
     assert sorted(trace.told) == sorted(KINDS)
     trace.told["stream"](0)
-    listener.phases("backward")
+    listener.phases("clip_grad")
     with listener.listen() as found:
         trace.told["stream"](12345)  # here
         with allow_sync("logged"):
@@ -267,12 +271,51 @@ def test_what_torch_tells_is_noted_while_listening(monkeypatch):
         trace.told["device"]()
     trace.told["stream"](0)
     assert [(one.what, one.phase, one.allowed) for one in found] == [
-        ("stream", "backward", ""),
-        ("event", "backward", "logged"),
-        ("device", "backward", ""),
+        ("stream", "clip_grad", ""),
+        ("event", "clip_grad", "logged"),
+        ("device", "clip_grad", ""),
     ]
     assert found[0].text == 'trace.told["stream"](12345)  # here'
     assert found[0].function == "test_what_torch_tells_is_noted_while_listening"
+
+
+def test_a_wait_after_a_backward_pass_is_not_of_it(monkeypatch):
+    """A workload's phase lasts until the next one. What a hook waits for is in the pass."""
+    trace = FakeTrace()
+    monkeypatch.setattr(importlib, "import_module", lambda name: trace)
+    monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None, raising=False)
+    listener = SyncListener(Phases())
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(lambda grad: trace.told["stream"](12345))
+    listener.phases("micro_step_0")
+    listener.phases("backward")
+    with listener.listen() as found:
+        weight.sum().backward()
+        trace.told["stream"](12345)
+    assert [one.phase for one in found] == ["micro_step_0/backward", "micro_step_0"]
+
+
+class Seen(TorchDispatchMode):
+    """Notes the phase that torch's frames show at each operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.phases = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.phases.append(torchs_phase(sys._getframe(1)))
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_file_of_autograds_is_no_backward_pass():
+    """Its ranges, which a DataLoader enters, and what a Function computes forwards."""
+    weight = torch.ones(1, requires_grad=True)
+    with Seen() as seen, torch.profiler.record_function("a"):
+        loss = checkpoint(torch.sin, weight, use_reentrant=True).sum()
+    assert {*seen.phases} == {""}
+    with Seen() as seen:
+        loss.backward()
+    assert {*seen.phases} == {"backward"}
 
 
 def test_this_torch_still_has_what_is_used():

@@ -24,8 +24,15 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # with links, as the files of frames are named
 # Parts of torch that call the operators of a whole phase for one line, such as loss.backward(). A
 # change of the model shows at this line, too.
-_FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
-_BACKWARD = f"{TORCH}autograd/graph.py", "_engine_run_backward"
+_FOLLOWS = {"optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
+BACKWARD = "backward"
+# What starts a backward pass, and what autograd's thread, which has no other frame, calls in one.
+_BACKWARD = {
+    (f"{TORCH}autograd/graph.py", "_engine_run_backward"),
+    (f"{TORCH}autograd/__init__.py", "backward"),
+    (f"{TORCH}autograd/__init__.py", "grad"),
+    (f"{TORCH}autograd/function.py", "BackwardCFunction.apply"),
+}
 _FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
 # The rest of a function with a graph break.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -63,7 +70,9 @@ def torchs_phase(innermost: FrameType | None) -> str:
     "" if the line makes them itself.
     """
     within = itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
-    for file, _, _ in within:
+    for file, _, function in within:
+        if (file, function) in _BACKWARD:
+            return BACKWARD
         for part, phase in _FOLLOWS.items():
             if file.startswith(part, len(TORCH)) and file.startswith(TORCH):
                 return phase
@@ -71,14 +80,15 @@ def torchs_phase(innermost: FrameType | None) -> str:
 
 
 def phase_at(innermost: FrameType | None) -> str:
-    """Return the phase that runs now: "backward", "optimizer", "forward" inside of a module, or ""
-    outside of all. A backward pass that computes the forward pass again is "backward".
+    """Return the phase that runs now in this thread: "backward", "optimizer", "forward" inside of a
+    module, or "" outside of all. A backward pass that computes the forward pass again is
+    "backward".
     """
     if phase := torchs_phase(innermost):
         return phase
-    around = {(file, function) for file, _, function in frames(innermost)}
-    if _BACKWARD in around:
-        return "backward"
+    if torch._C._current_graph_task_id() != -1:  # a thread of autograd's has no frame that shows it
+        return BACKWARD
+    around = ((file, function) for file, _, function in frames(innermost))
     return "forward" if _FORWARD in around else ""
 
 

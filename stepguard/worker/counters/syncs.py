@@ -19,7 +19,7 @@ from stepguard.core.metrics import SYNCS
 from stepguard.core.site import Site
 from stepguard.core.source_marks import allowed_by_comment, allowed_now
 from stepguard.trace.host_steps import StepCalls, Sync
-from stepguard.worker.counters.locate import frames, locate, phase_at, site_at
+from stepguard.worker.counters.locate import BACKWARD, frames, locate, phase_at, site_at
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.rank_position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync, synchronize
@@ -40,14 +40,17 @@ _BY_COPY = {  # ... or by the beginning of the name of the copy that is waited f
 
 def site_here(what: str, phases: Phases) -> Site:
     """Return the line that runs now, outside of torch and this engine. Its phase is the one that
-    the workload names, or else the one that torch's frames show.
+    the workload names, or else the one that torch's frames show. A phase that a workload enters
+    lasts until the next one, but a backward pass ends where its frames do.
     """
     # A variable with this call's own frame would be a cycle. Until the cycle is collected, the
     # tensors of all callers would stay alive.
     caller = sys._getframe(1)
     place = locate(frames(caller))
     allowed = allowed_now() or allowed_by_comment(place.text)
-    return site_at(what, place, phases.path or phase_at(caller), allowed=allowed)
+    over = phases.current == BACKWARD and place.file and phase_at(caller) != BACKWARD
+    phase = phases.micro_step if over else phases.path or phase_at(caller)
+    return site_at(what, place, phase, allowed=allowed)
 
 
 class SyncListener:
