@@ -4,6 +4,11 @@ Each change is made in a copy of ``model/`` and trains in a process of its own. 
 largest of one kind of number, relative to the unchanged step's. What is said is the judge's.
 
     python -m benchmarks.changed_numbers --device cuda --processes 14 --out numbers.json
+
+The unchanged step of another torch or machine is one more row, if its numbers are here:
+
+    python -m benchmarks.changed_numbers --only=none --keep here.json --out alone.json
+    python -m benchmarks.changed_numbers --beside here.json --out numbers.json    # the other one
 """
 
 import argparse
@@ -22,12 +27,13 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which an optimizer imports: once here, not in each launch
-from msgspec import structs
+from msgspec import convert, structs, to_builtins
 
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import GPT, ROOT, WORKLOADS, Change, git
 from stepguard.core.metrics import NUMBERS
 from stepguard.core.reason_sentences import MovedNumbers
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, moved_numbers, moves_of, shown
 from stepguard.worker.counters.numbers import count_numbers
 from stepguard.worker.counters.tally import RankStep, Tally
@@ -234,7 +240,7 @@ WRONG = {
 class Launch:
     """A variant in one precision, at one time of training."""
 
-    kind: str  # "unchanged", "again", "honest" or "wrong"
+    kind: str  # "unchanged", "elsewhere", "again", "honest" or "wrong"
     name: str
     variant: Variant
     precision: str
@@ -306,15 +312,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--again", type=int, default=10, help="launches of the unchanged step")
     parser.add_argument("--only", default="", help="changes whose names contain this")
+    parser.add_argument("--keep", type=Path, help="for the unchanged step's numbers")
+    parser.add_argument("--beside", type=Path, help="such numbers of another torch or machine")
     options = parser.parse_args(arguments)
     launches = planned(options.device, options.only, options.again)
     past, rows = {}, []
+    kept = json.loads(options.beside.read_text()) if options.beside else {}
+    others = {
+        where: Tally(numbers=convert(numbers, StepNumbers), detail={NUMBERS: said})
+        for where, (numbers, said) in kept.items()
+    }
     with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as forks:
         for launch, now in zip(launches, forks.imap(take, launches), strict=True):
+            where = f"{launch.precision}, {launch.time}"
             if launch.kind == "unchanged":
-                past[launch.precision, launch.time] = now
-                continue
-            rows.append(row(launch, now, past[launch.precision, launch.time]))
+                past[where] = now
+                if where not in others:
+                    continue
+                launch = replace(launch, kind="elsewhere")
+            then = others[where] if launch.kind == "elsewhere" else past[where]
+            rows.append(row(launch, now, then))
             print(*rows[-1].values(), sep="  ", flush=True)
     red = {
         kind: [sum(bool(one["said"]) for one in rows if one["kind"] == kind), of]
@@ -331,6 +348,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "rows": rows,
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if options.keep:
+        kept = {
+            where: (to_builtins(one.numbers), one.detail[NUMBERS]) for where, one in past.items()
+        }
+        options.keep.write_text(json.dumps(kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
