@@ -65,14 +65,15 @@ def measure(
     asked: Question,
     progress: Progress = lambda text: None,
     beside: Pairing | None = None,
-    keep: Callable[[Comparison], object] = lambda pairs: None,
+    keep: Callable[[Comparison], Comparison] = lambda pairs: pairs,
 ) -> Question:
     """Measure a case in the tree of ``bench``, or in pairs ``beside`` another tree, until the judge
     needs nothing more. Return the question, which has the evidence now.
 
     Failures of a workload, a worker or the machine raise nothing: they are faults in the evidence.
     So is the end of the run meanwhile. ``keep`` stores the pairs so far after each of them, so that
-    a run that is killed leaves them.
+    a run that is killed leaves them. A fault that it adds to them, of a tree that was edited, ends
+    the case.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -108,7 +109,7 @@ class Driver:
         asked: Question,
         ahead: Ahead,
         beside: Pairing | None,
-        keep: Callable[[Comparison], object],
+        keep: Callable[[Comparison], Comparison],
     ) -> None:
         self._case, self._sides, self._asked = case, sides, asked
         self._ahead, self._beside, self._keep = ahead, beside, keep
@@ -271,7 +272,8 @@ class Driver:
         if decided := decision(pairs):
             self._sides[HEAD].progress.known = f"; step_ms {decided.so_far}"
         waits = (self._pairs.waiting,) if self._pairs.waiting else ()
-        self._keep(replace(pairs, again=(*pairs.again, *waits)))
+        kept = self._keep(replace(pairs, again=(*pairs.again, *waits)))
+        self._sides[HEAD].faults.extend(kept.head.faults[len(pairs.head.faults) :])
 
     def _count_pairs(self, pairs: Pairs) -> None:
         self._pairs = pairs

@@ -56,7 +56,7 @@ def measure_beside(
     other: Other,
     asked: Question,
     progress: Progress,
-    keep: Callable[[Comparison], object],
+    keep: Callable[[Comparison], Comparison],
     alpha: float = ALPHA,
     budget_s: float = inf,
 ) -> Comparison:
@@ -369,7 +369,7 @@ class Suite:
                 self._other,
                 asked,
                 progress,
-                lambda so_far: self._keep_pairs(case, so_far),
+                lambda so_far: self._keep_pairs(case, so_far)[0],
                 alpha=self.alpha,
                 budget_s=self.budget.share_s(),
             )
@@ -380,8 +380,9 @@ class Suite:
     def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
         """Store the comparison, marked if its tree changed meanwhile. Return it and its path."""
         head = self._checked(comparison.head)
-        if head.tree_changed:  # HEAD's launches may be of different trees
-            fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
+        fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
+        # HEAD's launches may be of different trees.
+        if head.tree_changed and fault not in head.faults:
             head = replace(head, faults=(*head.faults, fault))
         comparison = replace(comparison, head=head)
         return comparison, self._store.keep_comparison(self._bench.folder, case.slug, comparison)

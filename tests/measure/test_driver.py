@@ -275,7 +275,7 @@ def bench(tmp_path):
 def measure(world, bench, tmp_path, monkeypatch):
     """Measures so many pairs of a case, or as long as the judge needs them; the comparison."""
 
-    def measure(pairs=None, case=CPU, base="0" * 40, keep=lambda pairs: None, **pairing):
+    def measure(pairs=None, case=CPU, base="0" * 40, keep=lambda pairs: pairs, **pairing):
         def needs(asked):
             needed = rule_book.need(asked)
             if pairs is None or needed.counters:
@@ -678,9 +678,21 @@ def test_a_pair_that_waits_for_the_next_is_kept_too(world, measure):
     world.step_ms = {"head": 250.0, "base": 250.0}
     world.compiles, world.afresh = {"first launch base": 1000}, {"first launch base"}
     kept = []
-    found = measure(2, GPU, keep=kept.append)
+    found = measure(2, GPU, keep=lambda pairs: kept.append(pairs) or pairs)
     assert [(one.pairs, len(one.again)) for one in kept] == [(0, 1), (1, 1), (2, 1)]
     assert kept[-1].again == found.again
+
+
+def test_a_tree_that_was_edited_ends_the_case_after_that_pair(world, measure):
+    """Whoever stores the pairs sees it, and says so by a fault."""
+    world.step_ms = {"head": 250.0, "base": 125.0}
+    edited = Fault(Reason.TREE_CHANGED, "x.py")
+
+    def keep(pairs):
+        return replace(pairs, head=replace(pairs.head, faults=(edited,)))
+
+    found = measure(None, GPU, keep=keep)
+    assert (found.pairs, found.head.faults) == (1, (edited,))
 
 
 def test_out_of_memory_in_the_first_pair_means_one_after_the_other(world, measure):
