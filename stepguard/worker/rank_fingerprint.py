@@ -16,7 +16,7 @@ import torch
 
 from stepguard.core.fingerprint import LIBRARIES, STEERING
 from stepguard.core.replies import Sources
-from stepguard.worker.torch_device import properties
+from stepguard.worker.torch_device import on_gpu, properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 # Every launch sets these. Some name a folder of its tree, which is no difference between trees.
@@ -40,8 +40,16 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "arch": platform.machine(),
         "cpu_threads": torch.get_num_threads(),
         "environment": _variables(_PREFIXES),
-        "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules},
+        "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules}
+        | ({} if on_gpu(device) else {"processor": _processor()}),
     }
+
+
+def _processor() -> str:
+    """Return the processor's model, for which oneDNN chooses its kernels, and copies in them."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(models, platform.machine())}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def read_once() -> dict[str, str]:
