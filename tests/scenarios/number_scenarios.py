@@ -140,6 +140,16 @@ NUMBERED = (
         ),
     ),
     Scenario(
+        "numbers-moved-and-less-work",
+        "A residual is dropped: the first line has the operator, and what it does to the numbers.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            less(computing(FINE, numbers(10.975, 0.0213, single=True), ADAMW)),
+            baseline=recorded_of(FINE),
+        ),
+    ),
+    Scenario(
         "numbers-unknown-and-less-work",
         "Fewer operators and FLOPs of a step whose numbers nobody knows.",
         "CHANGED",
