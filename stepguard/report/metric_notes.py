@@ -57,7 +57,8 @@ def note(metric: MetricVerdict) -> str:
     if metric.pairs:
         return within + pairs_text(metric.pairs)
     if metric.figures and not isinstance(metric.figures, OverSteps):
-        return "; ".join(filter(None, [metric.figures.sentence, parts(metric)]))
+        # An optimizer's options come first: they are why numbers moved.
+        return "; ".join(filter(None, [parts(metric), metric.figures.sentence]))
     # Beside figures that moved change() says it.
     over = metric.figures.sentence if metric.figures and metric.new == metric.old else ""
     return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric), over)))

@@ -95,6 +95,8 @@ class StepReader:
         for index, group in enumerate(optimizer.param_groups):
             who = f"{type(optimizer).__name__}, group {index}"
             said = {name: group[name] for name in OPTIONS if name in group}
+            # Without a gradient an optimizer leaves a parameter alone, frozen or forgotten.
+            said["elements"] = sum(one.numel() for one in group["params"] if _has(one))
             self.options |= {
                 setting(f"{who}: {name}", _said(it)): None for name, it in said.items()
             }
@@ -206,5 +208,9 @@ def _sample(parameter: Tensor) -> Tensor:
 
 
 def _said(value: object) -> object:
-    """Return an option's value; of a tensor, which an optimizer may change on the device, none."""
+    """Return an option's value; of a tensor, which an optimizer may change on the device, none. The
+    last digits of a schedule follow from the order of its products.
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
     return "a tensor" if isinstance(value, Tensor) else value
