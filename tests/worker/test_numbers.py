@@ -119,9 +119,10 @@ def test_the_options_that_change_the_mathematics_are_known_by_group():
     training.optimizer = torch.optim.AdamW(
         [{"params": [weight, frozen], "lr": 0.1 + 0.2}, {"params": [bias], "eps": 1e-3}]
     )
-    _, options = taken(training.step)
+    decay = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
+    _, options = taken(lambda: (training.step(), decay.step()))
     assert {"AdamW, group 0: eps = 1e-08", "AdamW, group 1: eps = 0.001"} <= {*options}
-    assert {"AdamW, group 0: lr = 0.3", f"AdamW, group 1: elements = {WIDTH}"} <= {*options}
+    assert {"AdamW, group 0: lr = 0.3, 0.15", f"AdamW, group 1: elements = {WIDTH}"} <= {*options}
     assert f"AdamW, group 0: elements = {WIDTH * WIDTH}" in options
     assert not [one for one in options if "foreach" in one]
 
