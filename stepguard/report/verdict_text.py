@@ -91,7 +91,8 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         message = (verdict.message or verdict.reason.phrase).split("\n")[0]
         failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         places = (failed if failed and failed.file else None, *(m.place for m in moved))
-        return "; ".join([*map(_what_moved, calls), message]), next(filter(None, places), None)
+        said = cut("; ".join(map(_what_moved, calls)), HEADLINE)
+        return "; ".join(filter(None, [said, message])), next(filter(None, places), None)
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
         return worst.reason.phrase, worst.place
     cause = time_causes.culprit(verdict)
