@@ -76,7 +76,9 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     "triton_poi_fused_mul_1 0 -> 324 instructions".
     """
     if metric.metric in (SETTINGS, NUMBERS):
-        return listed(_settings(metric.moved), most)
+        # What a workload has not changed is the default. An optimizer may be gone.
+        lacking = "default" if metric.metric == SETTINGS else "none"
+        return listed(_settings(metric.moved, lacking), most)
     shown = [
         f"{part.name} {format_value(metric.metric, part.old)} -> "
         f"{format_value(metric.metric, part.new)}{' instructions' if metric.metric == FP64 else ''}"
@@ -85,14 +87,14 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     return listed(shown, most)
 
 
-def _settings(moved: Iterable[PartMove]) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default" for each setting. If a side lacks a
-    setting, the workload has not changed it there: "default".
+def _settings(moved: Iterable[PartMove], lacking: str) -> list[str]:
+    """Return "get_float32_matmul_precision high -> default" for each setting. ``lacking`` stands
+    for the value of a side without it.
     """
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
         name, value = setting_of(part.name)
-        old, new = sides.get(name, ("default", "default"))
+        old, new = sides.get(name, (lacking, lacking))
         sides[name] = (value, new) if part.new < part.old else (old, value)
     return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
 
