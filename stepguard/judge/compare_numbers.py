@@ -92,10 +92,13 @@ def known_equal(metric: MetricVerdict | None) -> bool:
 
 def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
     """Return the numbers that moved beyond their limits: what is not finite first, then by step,
-    the largest move first.
+    the largest move first, an update behind the gradients that it follows from.
     """
-    moves = [move for move in moves_of(now, past) if move.size > 1]
-    return sorted(moves, key=lambda move: (not math.isinf(move.size), move.step, -move.size))
+
+    def order(move: Move) -> tuple[bool, int, bool, float]:
+        return not math.isinf(move.size), move.step, move.name == UPDATE, -move.size
+
+    return sorted((move for move in moves_of(now, past) if move.size > 1), key=order)
 
 
 def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:

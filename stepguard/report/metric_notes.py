@@ -57,7 +57,8 @@ def note(metric: MetricVerdict) -> str:
     if metric.pairs:
         return within + pairs_text(metric.pairs)
     if metric.figures and not isinstance(metric.figures, OverSteps):
-        return "; ".join(filter(None, [metric.figures.sentence, parts(metric)]))
+        # An optimizer's options come first: they are why numbers moved.
+        return "; ".join(filter(None, [parts(metric), metric.figures.sentence]))
     # Beside figures that moved change() says it.
     over = metric.figures.sentence if metric.figures and metric.new == metric.old else ""
     return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric), over)))
@@ -75,7 +76,9 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     "triton_poi_fused_mul_1 0 -> 324 instructions".
     """
     if metric.metric in (SETTINGS, NUMBERS):
-        return listed(_settings(metric.moved), most)
+        # What a workload has not changed is the default. An optimizer may be gone.
+        lacking = "default" if metric.metric == SETTINGS else "none"
+        return listed(_settings(metric.moved, lacking), most)
     shown = [
         f"{part.name} {format_value(metric.metric, part.old)} -> "
         f"{format_value(metric.metric, part.new)}{' instructions' if metric.metric == FP64 else ''}"
@@ -84,14 +87,14 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     return listed(shown, most)
 
 
-def _settings(moved: Iterable[PartMove]) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default" for each setting. If a side lacks a
-    setting, the workload has not changed it there: "default".
+def _settings(moved: Iterable[PartMove], lacking: str) -> list[str]:
+    """Return "get_float32_matmul_precision high -> default" for each setting. ``lacking`` stands
+    for the value of a side without it.
     """
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
         name, value = setting_of(part.name)
-        old, new = sides.get(name, ("default", "default"))
+        old, new = sides.get(name, (lacking, lacking))
         sides[name] = (value, new) if part.new < part.old else (old, value)
     return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
 

@@ -83,13 +83,16 @@ def _first_line(verdict: Verdict) -> tuple[str, Site | None]:
 def _cause(verdict: Verdict) -> tuple[str, Site | None]:
     """Return what a verdict is based on, and the line of what decided or explains it, if known."""
     worst, moved = verdict.worst, _moved(verdict)
+    others = (m for m in moved if m is not worst and m.status is not Status.SAME)
+    numbers = [m for m in others if m.metric == NUMBERS]  # other work may compute the same
     if verdict.whole or worst is None:
         # For other work the operators that moved come first, with the place of their calls.
-        calls = (m for m in moved if m.metric == OPERATORS and m.moved)
+        calls = [m for m in moved if m.metric == OPERATORS and m.moved] + numbers
         message = (verdict.message or verdict.reason.phrase).split("\n")[0]
         failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         places = (failed if failed and failed.file else None, *(m.place for m in moved))
-        return "; ".join([*map(_what_moved, calls), message]), next(filter(None, places), None)
+        said = cut("; ".join(map(_what_moved, calls)), HEADLINE)
+        return "; ".join(filter(None, [said, message])), next(filter(None, places), None)
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
         return worst.reason.phrase, worst.place
     cause = time_causes.culprit(verdict)
@@ -98,7 +101,7 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
         flops = [m for m in moved if m.metric == FLOPS and m.change_pct and m is not worst]
         work = f"FLOPs {_percent(flops[0])}: " if flops and worst.metric == OPERATORS else ""
-        return work + both, (operators or worst).place
+        return "; ".join([work + both, *map(_what_moved, numbers)]), (operators or worst).place
     if isinstance(cause, Cause):
         named, site = time_causes.moved(cause, verdict)
         known = worst.change_pct is not None

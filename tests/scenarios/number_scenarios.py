@@ -5,7 +5,7 @@ from inputs import OPERATORS, computing, counted_in, counting, pairs, recorded_o
 from scenario import Run, Scenario
 
 from stepguard.core.metrics import FLOPS
-from stepguard.core.step_numbers import LOSS, WHOLE, StepNumbers
+from stepguard.core.step_numbers import LOSS, UPDATE, WHOLE, StepNumbers
 from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, OF_PARAMETER
 
 LAYERS = range(12)
@@ -49,10 +49,13 @@ COARSE, SINGLE = 0, 1
 NUMBERED = (
     Scenario(
         "numbers-of-attention",
-        "A wrong temperature: in twelve layers a third of one gradient moved, and the loss.",
+        "A wrong temperature: in twelve layers a third of one gradient, with loss and update.",
         "CHANGED",
         "WORK_MOVED",
-        against(BEFORE, numbers(10.975, 0.0213)),
+        against(
+            computing(BEFORE, numbers(instead={UPDATE: [[0.002]] * 2}), ADAMW),
+            numbers(10.975, 0.0213, instead={UPDATE: [[0.0035]] * 2}),
+        ),
     ),
     Scenario(
         "numbers-not-finite",
@@ -70,10 +73,10 @@ NUMBERED = (
     ),
     Scenario(
         "numbers-of-an-option",
-        "No number moves at a learning rate of 0: the optimizer's own words do.",
+        "The optimizer's own words come before what they do.",
         "CHANGED",
         "WORK_MOVED",
-        against(BEFORE, numbers(), options={"AdamW, group 0: eps = 0.001": 1}),
+        against(BEFORE, numbers(10.97), options={"AdamW, group 0: eps = 0.001": 1}),
     ),
     Scenario(
         "numbers-gone",
@@ -136,6 +139,16 @@ NUMBERED = (
         "COUNTER_FELL",
         Run(
             less(FINE, **{FLOPS: 10**12}),
+            baseline=recorded_of(FINE),
+        ),
+    ),
+    Scenario(
+        "numbers-moved-and-less-work",
+        "A residual is dropped: the first line has the operator, and what it does to the numbers.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            less(computing(FINE, numbers(10.975, 0.0213, single=True), ADAMW)),
             baseline=recorded_of(FINE),
         ),
     ),

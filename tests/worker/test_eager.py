@@ -19,6 +19,7 @@ from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.reasons import Reason
 from stepguard.core.source_marks import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.status import Status
+from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
@@ -481,6 +482,29 @@ def test_a_cast_has_its_type():
         "aten._to_copy[float32].default": 1,
         "aten._to_copy.default": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("single", "precision", "kind"),
+    [
+        (True, "highest", torch.float32),
+        (True, "a GPU's TF32", torch.float32),
+        (False, "medium", torch.float32),
+        (False, "highest", torch.bfloat16),
+    ],
+)
+def test_numbers_are_of_single_precision_if_nothing_rounds_on_this_device(single, precision, kind):
+    """What a script sets for a GPU that it does not use rounds nothing."""
+    x, tally = torch.ones(2, 2, dtype=kind), Tally(numbers=StepNumbers())
+    try:
+        if precision == "a GPU's TF32":
+            torch.backends.cuda.matmul.allow_tf32 = True
+        else:
+            torch.set_float32_matmul_precision(precision)
+        count_operators(tally, RankStep(lambda: x @ x, CPU))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert tally.numbers.single == single
 
 
 def _attended(causal):

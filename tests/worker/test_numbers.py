@@ -110,13 +110,20 @@ def test_what_is_not_finite_is_known_as_such():
 
 
 def test_the_options_that_change_the_mathematics_are_known_by_group():
-    """Those of form are not: fused, foreach, capturable."""
+    """With the elements that have a gradient, and of a schedule the digits that mean something.
+    Those of form are not: fused, foreach, capturable.
+    """
     training = Training()
+    weight, bias = training.layer.parameters()
+    frozen = nn.Parameter(torch.ones(3))
     training.optimizer = torch.optim.AdamW(
-        [{"params": [training.layer.weight]}, {"params": [training.layer.bias], "eps": 1e-3}]
+        [{"params": [weight, frozen], "lr": 0.1 + 0.2}, {"params": [bias], "eps": 1e-3}]
     )
-    _, options = taken(training.step)
+    decay = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
+    _, options = taken(lambda: (training.step(), decay.step()))
     assert {"AdamW, group 0: eps = 1e-08", "AdamW, group 1: eps = 0.001"} <= {*options}
+    assert {"AdamW, group 0: lr = 0.3, 0.15", f"AdamW, group 1: elements = {WIDTH}"} <= {*options}
+    assert f"AdamW, group 0: elements = {WIDTH * WIDTH}" in options
     assert not [one for one in options if "foreach" in one]
 
 

@@ -40,7 +40,7 @@ def count_numbers(tally: Tally, counted: RankStep) -> None:
         numbers.step()
     tally.numbers = StepNumbers(listed=[*numbers.read().items()])
     tally.values[NUMBERS] = len(tally.numbers.listed)
-    tally.detail[NUMBERS] = dict.fromkeys(sorted(numbers.options), 1)
+    tally.detail[NUMBERS] = dict.fromkeys(numbers.options(), 1)
 
 
 class StepReader:
@@ -53,7 +53,7 @@ class StepReader:
         self._roots: list[Tensor] = []  # losses of this step that a backward pass began with
         self._stepped = False
         self._before: list[tuple[Tensor, Tensor]] = []  # parameters and their sampled elements
-        self.options: dict[str, None] = {}  # of the optimizers: "AdamW, group 0: lr = 0.001"
+        self._options: dict[str, dict[str, None]] = {}  # of the optimizers, with their values
 
     def step(self) -> None:
         """Run a step and take its numbers."""
@@ -95,9 +95,10 @@ class StepReader:
         for index, group in enumerate(optimizer.param_groups):
             who = f"{type(optimizer).__name__}, group {index}"
             said = {name: group[name] for name in OPTIONS if name in group}
-            self.options |= {
-                setting(f"{who}: {name}", _said(it)): None for name, it in said.items()
-            }
+            # Without a gradient an optimizer leaves a parameter alone, frozen or forgotten.
+            said["elements"] = sum(one.numel() for one in group["params"] if _has(one))
+            for name, it in said.items():
+                self._options.setdefault(f"{who}: {name}", {})[str(_said(it))] = None
         owned = [one for group in optimizer.param_groups for one in group["params"]]
         # The fused kernel will divide by it.
         self._take_gradients(owned, getattr(optimizer, "grad_scale", None))
@@ -124,6 +125,10 @@ class StepReader:
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for _, parameter in self._names.values()]
+
+    def options(self) -> list[str]:
+        """Return "AdamW, group 0: lr = 0.001, 0.002" for each option, with the values of steps."""
+        return [setting(name, ", ".join(values)) for name, values in sorted(self._options.items())]
 
     def read(self) -> dict[str, list[list[float | None]]]:
         """Read all numbers from the device, once. Return by name those of each step."""
@@ -206,5 +211,9 @@ def _sample(parameter: Tensor) -> Tensor:
 
 
 def _said(value: object) -> object:
-    """Return an option's value; of a tensor, which an optimizer may change on the device, none."""
+    """Return an option's value; of a tensor, which an optimizer may change on the device, none. The
+    last digits of a schedule follow from the order of its products.
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
     return "a tensor" if isinstance(value, Tensor) else value

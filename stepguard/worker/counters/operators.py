@@ -120,16 +120,22 @@ def count_operators(tally: Tally, counted: RankStep) -> None:
     tally.add_parts(OPERATORS, operators, sites)
     tally.callers = counters[0].callers()
     if tally.numbers:
-        single = all(counter.single for counter in counters) and not _tf32(counted, operators[0])
+        single = all(counter.single for counter in counters) and not _rounds(counted, operators[0])
         tally.numbers = structs.replace(tally.numbers, single=single)
 
 
-def _tf32(counted: RankStep, operators: Iterable[str]) -> bool:
-    """Tell whether GEMMs or convolutions may round their operands, as torch's settings say."""
+def _rounds(counted: RankStep, operators: Iterable[str]) -> bool:
+    """Tell whether GEMMs or convolutions may round their operands, as torch's settings say. A
+    script may set those of a GPU, and train without one.
+    """
     now = flags()
-    convolves = on_gpu(counted.device) and any("convolution" in name for name in operators)
+    of_products = now["get_float32_matmul_precision"]
+    if not on_gpu(counted.device):  # torch 2.8 has one setting for both
+        of_products = now["backends.mkldnn.matmul.fp32_precision"] or of_products
+        return of_products not in ("none", "ieee", "highest")
+    convolves = any("convolution" in name for name in operators)
     rounds = convolves and now["backends.cudnn.allow_tf32"] == "True"
-    return rounds or now["get_float32_matmul_precision"] != "highest"
+    return rounds or of_products != "highest"
 
 
 def _is_coarse(result: Any) -> bool:
