@@ -18,7 +18,7 @@ def test_another_folder(recorded):
     assert recorded.run(f"--perf-baselines={absolute}").ret == 0
     result = recorded.run()
     assert result.ret == 1
-    result.says("*NO BASELINE*")
+    result.says("*NO BASELINE: no recording for this machine in baselines/cpu.json")
 
 
 def test_the_folder_is_written_too(recorded):
