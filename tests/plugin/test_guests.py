@@ -55,13 +55,6 @@ def test_a_pytest_of_an_environment_without_the_engines_packages(gate, monkeypat
     )
 
 
-def test_a_run_that_compares_no_pairs_needs_no_scipy_stats(gate, monkeypatch):
-    """It takes a second to import; the summary of a run asks what pairs proved all the same."""
-    gate.guarded()
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)  # an import of it raises
-    assert gate.run().ret == 0
-
-
 def test_a_project_without_cases_is_not_told_of_any(gate):
     """No line of the header and no section of the summary."""
     gate.tests(UNIT)
