@@ -125,7 +125,7 @@ CPU_BUILD = """\
       # This runner has no GPU: add the --index-url of the CPU build, which PyTorch's install page
       # names. Without it pip may fetch the build for CUDA, of several GB.
 """
-ACTION = "OWNER/REPO@COMMIT"  # to be filled in, if the repository or its commit is not known
+ACTION = "OWNER/STEPGUARD@COMMIT"  # to be filled in, if the repository or its commit is not known
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first file that exists
 OWNERS_TEXT = """
