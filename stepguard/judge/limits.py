@@ -39,8 +39,8 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
             raise ValueError(f"step time {ms!r} ms: not a positive finite number")
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
-    count, half = len(differences), math.inf
+    count, mean = len(differences), fmean(differences)
+    half = math.inf
     if count > 1:
         half = t_quantile(0.025, count - 1) * stdev(differences) / math.sqrt(count)
-    mean = fmean(differences)
     return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms)

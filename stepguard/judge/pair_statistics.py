@@ -9,7 +9,7 @@ machines counts, too. Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two on
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -78,10 +78,6 @@ class Bounds(msgspec.Struct, frozen=True):
         return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
-def _reach(level: float, sd: float, degrees: float, pairs: int) -> float:
-    return t_quantile(level, degrees) * (sd / math.sqrt(pairs))
-
-
 def bounds(
     log_ratios: Sequence[float],
     prior: Prior = PRIOR,
@@ -105,8 +101,9 @@ def bounds(
     sample = math.fsum([(d - mean) ** 2 for d in log_ratios]) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis = analysis_at(count)
-    surely = abs(mean) > _reach(analysis.alpha * level_share(alpha), sd, degrees, count)
-    reach = _reach(analysis.beta, sd, degrees, count)
+    error = sd / math.sqrt(count)
+    surely = abs(mean) > t_quantile(analysis.alpha * level_share(alpha), degrees) * error
+    reach = t_quantile(analysis.beta, degrees) * error
     return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
 
 
@@ -268,31 +265,19 @@ def _mean_reaches(
     analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins, alpha: float
 ) -> tuple[Any, Any]:
     """Return two arrays with a value for each of POINTS sample variances: the mean below which an
-    analysis says `same`, and the mean above which it says SLOWER.
-    """
-    sure, reach = _bounds_of_noise(analysis, sd_pct, prior, alpha)
-    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
-    # margin.
-    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
-    return same_below, np.maximum(sure, margins.ignore + reach)
-
-
-@lru_cache(maxsize=64)  # called for each margin that is tried
-def _bounds_of_noise(
-    analysis: InterimAnalysis, sd_pct: float, prior: Prior, alpha: float
-) -> tuple[Any, Any]:
-    """Return two arrays with a value for each of POINTS sample variances: how far the mean must be
-    from zero for a change to be certain, and how far the bounds are from the mean.
-
-    For normal pairs the mean and the variance are independent.
+    analysis says `same`, and the mean above which it says SLOWER. For normal pairs the mean and the
+    variance are independent.
     """
     count = analysis.pairs
     variances = (sd_pct / 100) ** 2 * _variances(count - 1)[0]
     sd, degrees = prior.moderated(variances, count, np.maximum)
-    error = sd / math.sqrt(count)
     levels = (analysis.alpha * level_share(alpha), analysis.beta)
-    sure, reach = (_quantiles(level, count - 1, prior.degrees)(degrees) for level in levels)
-    return sure * error, reach * error
+    quantiles = (_quantiles(level, count - 1, prior.degrees)(degrees) for level in levels)
+    sure, reach = (quantile * sd / math.sqrt(count) for quantile in quantiles)
+    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
+    # margin.
+    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
+    return same_below, np.maximum(sure, margins.ignore + reach)
 
 
 @lru_cache
@@ -300,7 +285,7 @@ def _quantiles(tail: float, least: float, more: float) -> Chebyshev:
     """Return Student's t quantile as a function of the degrees of freedom, from ``least`` to
     ``least + more``, exact to five digits.
     """
-    quantile = np.vectorize(partial(t_quantile, tail), otypes=[float])
+    quantile = np.vectorize(lambda degrees: t_quantile(tail, degrees), otypes=[float])
     return Chebyshev.interpolate(quantile, 12, domain=[least, least + more])
 
 
