@@ -64,6 +64,14 @@ def test_a_project_without_cases_is_not_told_of_any(gate):
     result.stdout.no_fnmatch_line("*performance*")
 
 
+def test_a_project_has_markers_of_its_own_with_common_names(gate):
+    """Declared there, with arguments, under --strict-markers: its tests run as ever."""
+    (gate.path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu(memory): runs on a card\n")
+    marked = "@pytest.mark.gpu(memory=8)\n@pytest.mark.smoke\n@pytest.mark.extended\n"
+    gate.tests(f"import pytest\n\n\n{marked}{UNIT}")
+    gate.run("--strict-markers", "-m", "gpu(memory=8)").assert_outcomes(passed=1)
+
+
 RERUNS = """
 import pytest
 from _pytest.runner import runtestprotocol
