@@ -1,16 +1,24 @@
 """Hook of mkdocs: the lab's pages are part of the site, and links to what is no page go to the
-repository.
+repository, which pyproject.toml names. mkdocs itself is not told of it: for a `repo_url` of GitHub
+each reader's browser would ask api.github.com for its stars.
 """
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 LAB = ("lab/README.md", "lab/docs/*.md", "lab/sweeps/README.md")
+
+
+def on_config(config):
+    """Add the repository to the site's navigation."""
+    config.nav.append({"Repository": URLS["Repository"]})
 
 
 def on_files(files, config):
@@ -35,6 +43,6 @@ def on_page_markdown(markdown, page, config, files):
             there = posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(here) or ".")
             return f"{there}{link[2] or ''}"
         kind = "tree" if path.is_dir() else "blob"
-        return f"{config.repo_url}/{kind}/main/{target}{link[2] or ''}"
+        return f"{URLS['Repository']}/{kind}/main/{target}{link[2] or ''}"
 
     return LINK.sub(follow, markdown)

@@ -11,6 +11,7 @@ evidence in FOLDER/clone/.stepguard, and on a GPU a trace with the timeline.
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,8 +66,10 @@ def main(folder, pictures):
     command += ["--perf-against=HEAD~1", f"--perf-json={folder / 'perf.json'}"]
     run(*command, cwd=clone, status=(0, 1))
     (folder / "perf.json").replace(clone / ".stepguard/perf.json")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    repository = project["urls"]["Repository"]
     report = [python, "-m", "stepguard", "report", ".stepguard/perf.json"]
-    report += ["--html", folder / "report.html", "--repository", "https://github.com/OWNER/REPO"]
+    report += ["--html", folder / "report.html", "--repository", repository]
     if device == "cuda":
         traces = folder / "traces"
         run(python, "-m", "stepguard", "run", cases[-1], "--trace", traces, cwd=clone)

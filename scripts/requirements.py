@@ -32,7 +32,7 @@ GROUPS |= {"gate": (), "history": (*LAB, "history"), "browser": ("lab", "browser
 GROUPS |= {"docs": ("docs",), "oldest": (*CLONE, "history", "test")}
 # What a driver says of its cards, a file each: "Model:   NVIDIA H100 80GB HBM3".
 CARDS = Path("/proc/driver/nvidia/gpus")
-GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
+GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging")
 OLDEST_PYTHON = (3, 11)
 
 

@@ -3,11 +3,14 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 
@@ -35,10 +38,11 @@ def test_the_site(tree):
     pages = {path.parent.name for path in (tree / "site").glob("*/index.html")} | {"index"}
     assert pages >= {path.stem for path in (ROOT / "docs").glob("*.md")}
     first = (tree / "site" / "index.html").read_text()
-    assert 'href="ci/"' in first and "github.com/OWNER/REPO/blob/main/SECURITY.md" in first
+    assert 'href="ci/"' in first and f"{REPOSITORY}/blob/main/SECURITY.md" in first
     picture = "pictures/how-it-works.svg"
     assert (tree / "site" / picture).is_file() and f'src="{picture}"' in first
-    assert "fonts.googleapis" not in first
+    # A reader's browser asks no other server.
+    assert "fonts.googleapis" not in first and 'data-md-component="source"' not in first
 
 
 @pytest.mark.parametrize("link", ["nowhere.md", "../nowhere.py", "judge.md#no-such-heading"])

@@ -37,41 +37,46 @@ def test_what_is_installed_is_what_the_gate_imports():
     which is the user's.
     """
     names = {line.partition(">=")[0] for line in project()["dependencies"]}
-    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy"}
+    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest"}
     assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
     assert project()["optional-dependencies"].keys() == {"torch"}
 
 
 def test_the_version_is_one():
-    """Of the distribution, of the package and of the command, which is installed as stepguard."""
+    """Of the package, of the command, which is installed as stepguard, and of the newest change."""
     module, _, function = project()["scripts"]["stepguard"].partition(":")
     code = f"import sys, {module} as found; sys.argv[1:] = ['--version']; found.{function}()"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     for command in (["-c", code], ["-m", "stepguard", "--version"]):
         done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
-        assert done.stdout == f"stepguard {project()['version']}\n", done.stderr
-    assert stepguard.__version__ == project()["version"]
+        assert done.stdout == f"stepguard {stepguard.__version__}\n", done.stderr
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and newest[1] == stepguard.__version__
 
 
 def test_the_lab_is_the_same_release():
     """It needs the gate of its own version; what both need has one lower bound."""
     lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
-    assert lab["version"] == project()["version"]
+    assert lab["version"] == stepguard.__version__
     assert lab["requires-python"] == project()["requires-python"]
     gate, *others = lab["dependencies"]
-    assert gate == f"stepguard=={project()['version']}"
+    assert gate == f"stepguard=={stepguard.__version__}"
     bounds = [line.split(">=") for line in (*others, *project()["dependencies"])]
     assert len({name for name, _ in bounds}) == len({tuple(bound) for bound in bounds})
 
 
 def test_an_index_shows_where_the_project_is():
-    """The repository that the pages are of, and a page to begin with."""
-    site = (ROOT / "mkdocs.yml").read_text()
-    (repository,) = re.findall("^repo_url: (.+)$", site, re.MULTILINE)
-    urls = project()["urls"]
-    assert urls["Repository"] == repository
-    folder, name = urls["Documentation"].removeprefix(f"{repository}/blob/main/").split("/")
-    assert (ROOT / folder / name).is_file()
+    """Its repository, which is the lab's, too, with pages that are there, and one license."""
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert (ROOT / "LICENSE").read_text() == (ROOT / "lab" / "LICENSE").read_text()
+    same = ("authors", "license", "license-files")
+    assert [lab[name] for name in same] == [project()[name] for name in same]
+    repository = project()["urls"]["Repository"]
+    for urls in (project()["urls"], lab["urls"]):
+        assert urls["Repository"] == repository and urls["Issues"] == f"{repository}/issues"
+        for name in ("Documentation", "Changelog"):
+            front, page = urls[name].split("/blob/main/")
+            assert front == repository and (ROOT / page).is_file()
 
 
 def test_types_are_told():

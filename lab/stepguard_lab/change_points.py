@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-import scipy  # only .special is used, and imported then: .stats would slow each short command
-
 from stepguard.core.device import CPU, GPU
+from stepguard.core.student_t import t_quantile
 
 PENALTY = 6.0
 LEAST_POINTS = 3  # of a segment: fewer are an outlier
@@ -126,8 +125,7 @@ def creep(anchored: Sequence[float], newest: Sequence[float]) -> Creep | None:
     if variance:
         parts = (first_var**2 / (len(old) - 1), last_var**2 / (len(new) - 1))
         degrees = variance**2 / sum(parts)
-        t = float(scipy.special.stdtrit(degrees, 1 - CREEP_ALPHA / 2))
-        half = t * math.sqrt(variance)
+        half = t_quantile(CREEP_ALPHA / 2, degrees) * math.sqrt(variance)
     else:
         half = 0.0
     moved = last - first

@@ -83,7 +83,8 @@ def _gate(options: argparse.Namespace) -> int:
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
         _annotate(github.annotations(document, problems))
-        return 1
+        alone = len(problems) == len(document.failing)  # each such case is one problem
+        return 3 if document.undecided and alone else 1  # 3: cases without a verdict, no more
     say(_passed(document, len(expected(document, base))))
     return 0
 

@@ -125,7 +125,7 @@ CPU_BUILD = """\
       # This runner has no GPU: add the --index-url of the CPU build, which PyTorch's install page
       # names. Without it pip may fetch the build for CUDA, of several GB.
 """
-ACTION = "OWNER/REPO@COMMIT"  # to be filled in, if the repository or its commit is not known
+ACTION = "OWNER/STEPGUARD@COMMIT"  # to be filled in, if the repository or its commit is not known
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first file that exists
 OWNERS_TEXT = """
@@ -156,7 +156,8 @@ def as_text(path: Path) -> str:
 
 def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
-    yield Wanted(root / test_file(case), _file_text(case), "what is guarded")
+    text = DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
+    yield Wanted(root / test_file(case), text, "what is guarded")
     if settings := _settings(root):
         yield settings
     data = map(os.path.normpath, case.data)
@@ -193,10 +194,6 @@ def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
 def test_file(case: Case) -> str:
     """Return the path of the case's test below the project's root."""
     return f"perf_tests/test_{function_name(case)}.py"
-
-
-def _file_text(case: Case) -> str:
-    return DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
 
 
 def test_text(case: Case, test: str) -> str:

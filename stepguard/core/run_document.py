@@ -15,7 +15,7 @@ from stepguard.core import former
 from stepguard.core.case import Scalar
 from stepguard.core.recording import Text
 from stepguard.core.site import Site
-from stepguard.core.status import Outcome
+from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import Verdict, outcome_of_run
 
 SCHEMA = 3
@@ -240,6 +240,14 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     def failing(self) -> list[ResultDocument]:
         """Return the results of cases that do not pass, the worst first."""
         return [result for result in self.worst_first if result.verdict.outcome != "passed"]
+
+    @property
+    def undecided(self) -> bool:
+        """Tell whether nothing is wrong but that cases have no verdict: no gated metric moved."""
+        none = (Status.INCONCLUSIVE, Status.UNFIT, Status.BROKEN)
+        verdicts = [result.verdict for result in self.failing]
+        alone = all(one.status in none and not one.gated("failed") for one in verdicts)
+        return bool(verdicts) and alone and self.end is End.FINISHED and not self.problems
 
     @property
     def outcome(self) -> Outcome:

@@ -215,6 +215,11 @@ class MetricVerdict(_Data, frozen=True):
         return failed and self.role != "amount"
 
     @property
+    def rise(self) -> float:
+        """Return by how much the value rose, in its unit."""
+        return (self.new or 0) - (self.old or 0)
+
+    @property
     def place(self) -> Site | None:
         """Return the first site whose line is known."""
         return next((site for site in self.sites if site.file), None)
@@ -245,10 +250,10 @@ def worst_first(metrics: Iterable[MetricVerdict]) -> list[MetricVerdict]:
     metrics = [*metrics]
     changed = [metric for metric in metrics if metric.status is Status.CHANGED]
     work = any(metric.metric == FLOPS and metric.role == "work" for metric in changed)
-    rose = any(_rise(metric) > 0 for metric in changed)
+    rose = any(metric.rise > 0 for metric in changed)
 
     def order(metric: MetricVerdict) -> tuple[float | bool, ...]:
-        fell = rose and metric.metric == OPERATORS and _rise(metric) < 0
+        fell = rose and metric.metric == OPERATORS and metric.rise < 0
         effect = not (work and metric.metric in (SETTINGS, OPERATORS, FLOPS))
         return metric.rank, fell, effect, *cause_first(metric)
 
@@ -256,10 +261,6 @@ def worst_first(metrics: Iterable[MetricVerdict]) -> list[MetricVerdict]:
     if any(metric.decides for metric in ordered):
         ordered.sort(key=lambda one: bool(one.waived_until) or one.status is not Status.CHANGED)
     return ordered
-
-
-def _rise(metric: MetricVerdict) -> float:
-    return (metric.new or 0) - (metric.old or 0)
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:

@@ -24,10 +24,10 @@ from enum import Enum
 from statistics import median
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from stepguard.core.profile import Series, added, grouped, less, mean
+from stepguard.core.student_t import t_quantile
 from stepguard.explain.match_kernels import How, Match
 
 FALSE_ALARMS = 0.01  # chance of one in a whole comparison, over all terms
@@ -99,7 +99,7 @@ class Scatter:
         variance_us2 = max(own, (free * own + PRIOR_STEPS * prior) / (free + PRIOR_STEPS))
         of_means = variance_us2 * (1 / len(term.before) + 1 / len(term.after))
         error = (of_means + term.unsure_us**2) ** 0.5
-        limit = scipy.special.stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
+        limit = t_quantile(self._alpha[term.usual] / 2, free + PRIOR_STEPS) * error
         return bool(abs(term.change_us) > limit)
 
 

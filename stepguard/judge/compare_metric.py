@@ -310,7 +310,8 @@ def _compare_ranks(
     elif judged.new == judged.old:  # other operators; which ranks call them is unknown
         its, failing = [], [judged, *failing]
     counts = tuple((count.old, count.new) for count in failing)
-    return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
+    some = tuple(its) if len(its) < ranks else ()  # nothing if they are all ranks
+    return _Count(judged.old, judged.new, judged.said, some, counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
@@ -331,8 +332,3 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
     ]
     lowest = [min(counts) for counts in zip(*whole, strict=True)]
     return lowest if METRICS[metric].tolerant else whole[-1]
-
-
-def _some(its: list[int], ranks: int) -> tuple[int, ...]:
-    """Return these ranks, or nothing if they are all ranks."""
-    return tuple(its) if len(its) < ranks else ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, stdev
 
-import scipy
+from stepguard.core.student_t import t_quantile
 
 # A time raises an alarm if it is so far from the mean of the level's recordings: of this card, or
 # of other cards. Pairs answer an alarm. Of 26 accepted recordings on a card that was known none is
@@ -39,9 +39,8 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
             raise ValueError(f"step time {ms!r} ms: not a positive finite number")
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
-    count, half = len(differences), math.inf
+    count, mean = len(differences), fmean(differences)
+    half = math.inf
     if count > 1:
-        t = float(scipy.special.stdtrit(count - 1, 0.975))
-        half = t * stdev(differences) / math.sqrt(count)
-    mean = fmean(differences)
+        half = t_quantile(0.025, count - 1) * stdev(differences) / math.sqrt(count)
     return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms)

@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import scipy  # .special is imported at its first use: it takes a third of a short command's time
+from numpy.polynomial import Chebyshev
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
+from stepguard.core.student_t import t_quantile, t_tail
 from stepguard.core.verdict import Decision
 from stepguard.judge.sequential_plan import (
     MIN_PAIRS,
@@ -32,7 +33,7 @@ from stepguard.judge.sequential_plan import (
     may_decide,
 )
 
-POINTS = 200  # of the quadrature over the sample variance; error rates are then exact to 1 %
+POINTS = 64  # of the quadrature over the sample variance; error rates are then exact to 0.1 %
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -73,18 +74,8 @@ class Bounds(msgspec.Struct, frozen=True):
         """
         if self.pairs < self.fewest:
             return 1.0
-        distance = -self.mean / self.sd * math.sqrt(self.pairs)
-        its = float(scipy.special.stdtr(self.degrees, distance))
+        its = t_tail(self.mean / self.sd * math.sqrt(self.pairs), self.degrees)
         return min(1.0, its * ALPHA / self.analysis.alpha)
-
-
-@lru_cache(maxsize=1 << 10)  # quiet pairs have the same degrees: the prior's and their own
-def _quantile(level: float, degrees: float) -> float:
-    return float(scipy.special.stdtrit(degrees, 1 - level))
-
-
-def _reach(level: float, sd: float, degrees: float, pairs: int) -> float:
-    return _quantile(level, degrees) * (sd / math.sqrt(pairs))
 
 
 def bounds(
@@ -110,8 +101,9 @@ def bounds(
     sample = math.fsum([(d - mean) ** 2 for d in log_ratios]) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis = analysis_at(count)
-    surely = abs(mean) > _reach(analysis.alpha * level_share(alpha), sd, degrees, count)
-    reach = _reach(analysis.beta, sd, degrees, count)
+    error = sd / math.sqrt(count)
+    surely = abs(mean) > t_quantile(analysis.alpha * level_share(alpha), degrees) * error
+    reach = t_quantile(analysis.beta, degrees) * error
     return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
 
 
@@ -238,9 +230,11 @@ def smallest_detectable_pct(
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
     missed_below = np.array([*(same for same, _ in reaches[:-1]), reaches[-1][1]])
     errors = np.array([[sd_pct / 100 / math.sqrt(analysis.pairs)] for analysis in planned])
+    chances = np.concatenate([_variances(analysis.pairs - 1)[1] for analysis in planned])
 
     def missed(true: float) -> float:
-        return float(scipy.special.ndtr((missed_below - true) / errors).mean(axis=1).sum())
+        distances = (true - missed_below) / errors / math.sqrt(2)
+        return float(chances @ list(map(math.erfc, distances.ravel().tolist()))) / 2
 
     # `missed` falls as the true slowdown grows: bracket the solution, then bisect.
     low, high = margins.ignore, 2 * margins.matter
@@ -271,34 +265,35 @@ def _mean_reaches(
     analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins, alpha: float
 ) -> tuple[Any, Any]:
     """Return two arrays with a value for each of POINTS sample variances: the mean below which an
-    analysis says `same`, and the mean above which it says SLOWER.
+    analysis says `same`, and the mean above which it says SLOWER. For normal pairs the mean and the
+    variance are independent.
     """
-    sure, reach = _bounds_of_noise(analysis, sd_pct, prior, alpha)
+    count = analysis.pairs
+    variances = (sd_pct / 100) ** 2 * _variances(count - 1)[0]
+    sd, degrees = prior.moderated(variances, count, np.maximum)
+    levels = (analysis.alpha * level_share(alpha), analysis.beta)
+    quantiles = (_quantiles(level, count - 1, prior.degrees)(degrees) for level in levels)
+    sure, reach = (quantile * sd / math.sqrt(count) for quantile in quantiles)
     # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
     # margin.
     same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
     return same_below, np.maximum(sure, margins.ignore + reach)
 
 
-@lru_cache(maxsize=64)  # called for each margin that is tried
-def _bounds_of_noise(
-    analysis: InterimAnalysis, sd_pct: float, prior: Prior, alpha: float
-) -> tuple[Any, Any]:
-    """Return two arrays with a value for each of POINTS sample variances: how far the mean must be
-    from zero for a change to be certain, and how far the bounds are from the mean.
-
-    For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
-    chi-square with n - 1 degrees of freedom. The variances are quantiles of that distribution, each
-    equally likely.
+@lru_cache
+def _quantiles(tail: float, least: float, more: float) -> Chebyshev:
+    """Return Student's t quantile as a function of the degrees of freedom, from ``least`` to
+    ``least + more``, exact to five digits.
     """
-    count = analysis.pairs
-    variances = (sd_pct / 100) ** 2 * _chi_square(count - 1) / (count - 1)
-    sd, degrees = prior.moderated(variances, count, np.maximum)
-    error = sd / math.sqrt(count)
-    sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
-    return sure, scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
+    quantile = np.vectorize(lambda degrees: t_quantile(tail, degrees), otypes=[float])
+    return Chebyshev.interpolate(quantile, 12, domain=[least, least + more])
 
 
-@lru_cache  # to compute them takes a third of the time of a call
-def _chi_square(degrees: int) -> Any:
-    return scipy.special.chdtri(degrees, (np.arange(POINTS) + 0.5) / POINTS)
+@lru_cache
+def _variances(degrees: int) -> tuple[Any, Any]:
+    """Return POINTS sample variances of normal values, over the true variance, and the chance of
+    each. The square root of ``degrees`` times such a variance has the chi distribution.
+    """
+    chi = (np.arange(POINTS) + 0.5) / POINTS * (math.sqrt(degrees) + 6)
+    density = chi ** (degrees - 1) * np.exp(-(chi**2) / 2)
+    return chi**2 / degrees, density / density.sum()

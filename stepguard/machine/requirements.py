@@ -73,7 +73,7 @@ def require_torch() -> None:
         return
     problem = unmet(wanted)
     # A torch that the user built may lie on the import path without metadata.
-    if problem and (_is_installed(TORCH) or find_spec(TORCH) is None):
+    if problem and ([*metadata.distributions(name=TORCH)] or find_spec(TORCH) is None):
         raise MachineError(f"{problem} (stepguard measures with the torch that you train with)")
 
 
@@ -91,7 +91,3 @@ def to_install_lab() -> str:
         "traces, memory, sweeps, history and pages of runs are in the package stepguard-lab; "
         f"install it with: {as_typed(f'pip install {what}')}"
     )
-
-
-def _is_installed(name: str) -> bool:
-    return any(True for _ in metadata.distributions(name=name))

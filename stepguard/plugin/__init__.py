@@ -20,7 +20,7 @@ import stepguard.machine.inherited  # noqa: F401
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.declared_cases import Collected, cases, lacks_perf
-from stepguard.plugin.options import add_options, asked_documents, begins_at_once
+from stepguard.plugin.options import add_options, asked_documents, read_settings
 from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink, WithBenchmark, WithoutBenchmark
 
 __all__ = ["cases"]
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Add the options, all prefixed. Remove the documents of the run before: pytest calls this
     first, so a conftest that ends the process leaves none.
     """
-    add_options(parser.getgroup("stepguard", "performance regression gate"))
+    add_options(parser)
     started = pluginmanager.getplugin("pytestconfig").invocation_params
     paths = asked_documents(started.args)
     with contextlib.suppress(ModuleNotFoundError):  # _hooks() says which
@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register markers and the bridge to pytest-benchmark."""
+    """Read settings. Register markers and the bridge to pytest-benchmark."""
+    read_settings(config)
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     # pytest-benchmark is active by its entry point, or by -p pytest_benchmark.plugin without
@@ -64,7 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Begin at once if the run must report or fail even without a case."""
-    if begins_at_once(session.config.option):
+    option = session.config.option
+    if option.perf_json or option.perf_report or option.perf_strict:
         _hooks(session.config)
 
 

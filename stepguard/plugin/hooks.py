@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.metrics import METRICS
 from stepguard.core.status import Status
-from stepguard.core.text import printable
+from stepguard.core.text import counted, printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.resolve import TreeError
@@ -60,11 +61,18 @@ def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) 
         session.check(items, all_collected)
 
 
+@pytest.hookimpl(tryfirst=True)  # before a worker of xdist says what it has
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plan the tests that are left after deselection."""
+    """Plan the tests that are left after deselection. Under xdist one case stands for all."""
     run = session.config.stash[_SESSION]
     with run.noted():
         run.plan(session.items)
+    if hasattr(session.config, "workerinput"):
+        ours = [item for item in session.items if asks_for_perf(item)]
+        session.items[:] = [item for item in session.items if item not in ours[1:]]
+        if ours:
+            front = counted(len(ours), "performance case")
+            ours[0].stash[_REFUSED] = f"{front} cannot share a machine: run without -n"
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -74,12 +82,12 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a case under xdist when its test begins. xdist hides the reason of earlier errors."""
+    """Refuse cases under xdist when a test begins. xdist hides the reason of earlier errors."""
     if not hasattr(item.config, "workerinput"):
         return
     refuse_without_perf(item)
-    if asks_for_perf(item):
-        pytest.fail("performance cases cannot share a machine: run without -n", pytrace=False)
+    if refused := item.stash.get(_REFUSED, ""):
+        pytest.fail(refused, pytrace=False)
 
 
 def measuring(
@@ -103,9 +111,13 @@ def measuring(
         result = node.stash[_RESULT] = _measured(node, session, case, before)
         # Before the test fails, so that pytest-benchmark's documents have failed cases, too.
         sink(result.evidence.samples_ms(), benchmark_info(result))
-        node.user_properties.append(("perf_verdict", result.verdict.label))
-        node.user_properties.extend(sorted(summarise(result.evidence).values().items()))
-        if result.verdict.outcome != "passed":
+        verdict, values = result.verdict, summarise(result.evidence).values()
+        judge = verdict.against or result.baseline_path.name
+        node.user_properties += [("perf_verdict", verdict.label), ("perf_baseline", judge)]
+        olds = {f"{one.metric}.baseline": one.old for one in verdict.metrics if one.old is not None}
+        units = {f"{one.metric}.unit": METRICS[one.metric].unit for one in verdict.metrics}
+        node.user_properties += sorted((values | olds | units).items())
+        if verdict.outcome != "passed":
             pytest.fail(session.block(result), pytrace=False)
 
     yield measure
@@ -164,6 +176,9 @@ def pytest_runtest_makereport(
     """Give the call the outcome of its verdict; see outcome_of."""
     report = yield
     session = item.config.stash[_SESSION]
+    if call.when == "setup" and item.stash.get(_REFUSED, ""):  # no mark lets cases pass under xdist
+        report.outcome = "failed"
+        vars(report).pop("wasxfail", None)
     xfail, why = hasattr(report, "wasxfail"), str(call.excinfo.value) if call.excinfo else ""
     session.saw(item, report.skipped, "expected to fail (xfail)" if xfail else why)
     if call.when != "call":

@@ -3,9 +3,13 @@ imports little.
 """
 
 import argparse
+import contextlib
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from stepguard.core import former
 from stepguard.core.margins import BUDGET_MIN
@@ -39,8 +43,12 @@ TEXTS = {
 }
 
 
-def add_options(group: Any) -> None:
-    """Add all options to a group of pytest's parser."""
+def add_options(parser: Any) -> None:
+    """Add all options, and the settings that serve where a command has no such option."""
+    parser.addini("perf_baselines", "folder of the baseline files, from the root folder")
+    parser.addini("perf_against", "what --perf-against names")
+    parser.addini("perf_budget", "minutes, as --perf-budget", default=str(BUDGET_MIN))
+    group = parser.getgroup("stepguard", "performance regression gate")
     for name, text in FLAGS.items():
         group.addoption(name, action="store_true", help=text)
     for name, (metavar, text) in TEXTS.items():
@@ -48,8 +56,19 @@ def add_options(group: Any) -> None:
     former.add_options("pytest", group.addoption)
     text = "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)"
     group.addoption("--perf-require-gpus", metavar="N", type=_count, default=0, help=text)
-    text = "minutes that a run may spend on pairs with another revision (%(default)g)"
-    group.addoption("--perf-budget", metavar="MIN", type=_minutes, default=BUDGET_MIN, help=text)
+    text = f"minutes that a run may spend on pairs with another revision ({BUDGET_MIN:g})"
+    group.addoption("--perf-budget", metavar="MIN", type=_minutes, help=text)
+
+
+def read_settings(config: Any) -> None:
+    """Give the options that the command lacks the values of the settings."""
+    option, start = config.option, config.invocation_params.dir
+    if not option.perf_baselines and (folder := config.getini("perf_baselines")):
+        option.perf_baselines = os.path.relpath(config.rootpath / folder, start)
+    if not (option.perf_update or option.perf_update_new):  # recordings alone judge these
+        option.perf_against = option.perf_against or config.getini("perf_against") or None
+    if option.perf_budget is None:
+        option.perf_budget = _minutes(config.getini("perf_budget"))
 
 
 def _named(text: str) -> str:
@@ -66,10 +85,10 @@ def _count(text: str) -> int:
 
 
 def _minutes(text: str) -> float:
-    minutes = float(text)
-    if not 0 < minutes < 1e6:  # written this way so that NaN is refused, too
-        raise argparse.ArgumentTypeError(f"{text}: minutes, above 0 and below 1,000,000")
-    return minutes
+    with contextlib.suppress(ValueError):
+        if 0 < (minutes := float(text)) < 1e6:  # written this way so that NaN is refused, too
+            return minutes
+    raise pytest.UsageError(f"perf-budget {text!r}: minutes, above 0 and below 1,000,000")
 
 
 # How CI services name the branch that a change will be merged into.
@@ -96,11 +115,6 @@ def asked_documents(arguments: Sequence[str]) -> list[str]:
         if name in ("--perf-json", "--perf-report"):
             paths.append(value if equals else following)
     return list(filter(None, paths))
-
-
-def begins_at_once(option: Any) -> bool:
-    """Tell whether a run with these options must report or fail even if it has no case."""
-    return bool(option.perf_json or option.perf_report or option.perf_strict)
 
 
 def is_strict(config: Any) -> bool:

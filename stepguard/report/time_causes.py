@@ -199,7 +199,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
         return None
     change_us = 1e3 * (time.new - time.old)
     cause = _main_cause(verdict, change_us)
-    with_it = [m for m in verdict.metrics if m.gated and _rise(m) * change_us > 0]
+    with_it = [m for m in verdict.metrics if m.gated and m.rise * change_us > 0]
     lines = sorted((m for m in with_it if m.metric in _LINES), key=cause_first)
     waits = sorted((m for m in with_it if m.metric in _WAITS), key=cause_first)
     # A changed setting (TF32, threads) is the cause, whatever kernels it changes.
@@ -214,10 +214,6 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     if waits or cause:
         return waits[0] if waits else cause
     return None if time.place or change_us <= 0 else _more_operators(verdict)
-
-
-def _rise(metric: MetricVerdict) -> float:
-    return (metric.new or 0) - (metric.old or 0)
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:

@@ -86,7 +86,7 @@ def test_all_parts_of_a_check_run_are_posted(monkeypatch):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv("GITHUB_API_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("GITHUB_REPOSITORY", "OWNER/REPO")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "some/project")
     monkeypatch.setenv("GH_TOKEN", "a-token")
     try:
         post_comment.check([{"name": "stepguard"}, {"output": 1}, {"output": 2}])
@@ -94,7 +94,7 @@ def test_all_parts_of_a_check_run_are_posted(monkeypatch):
         server.shutdown()
         thread.join()
         server.server_close()
-    runs = "/repos/OWNER/REPO/check-runs"
+    runs = "/repos/some/project/check-runs"
     assert asked == [
         ("POST", runs, {"name": "stepguard"}),
         ("PATCH", f"{runs}/99", {"output": 1}),

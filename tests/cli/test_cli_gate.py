@@ -4,6 +4,8 @@ import pytest
 from builders import baseline_file, entry
 from run_documents import COMMIT, measured, run_document
 
+from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.machine.interpreter import as_typed
 from stepguard.report.document_json import as_json
 from stepguard.storage import baseline_files
@@ -57,6 +59,17 @@ def test_each_problem_is_a_line(base, tmp_path):
     )
     assert told.out.count("SLOWER") == 1
     assert last == f"what a code means: {as_typed('stepguard explain-code CODE')}"
+
+
+def test_no_verdict_has_a_status_of_its_own(base, tmp_path):
+    """3 if a case could not be decided and nothing else is wrong; a file that differs is 1."""
+    fault = Fault(Reason.THROTTLED, "heat", "", "launch 1, block")
+    unfit = measured(entry(), faults=(fault,), launches=())
+    told = gate(base, tmp_path, run_document(unfit))
+    assert told.status == 3 and told.out.startswith("FAILED: train_step[124m-bf16]: UNFIT")
+    slower = measured(entry(), launch_ms=(275.0,) * 3)
+    for wrong in (run_document(unfit, slower), run_document(unfit, dirty=["model/gpt.py"])):
+        assert gate(base, tmp_path, wrong).status == 1
 
 
 def test_github_gets_annotations(base, tmp_path, monkeypatch):

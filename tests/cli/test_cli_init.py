@@ -356,7 +356,7 @@ def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     *_, action = workflow_of(project)["steps"]
     assert action["with"] == {"gpus": "2"}
     assert init.CPU_BUILD not in (project.path / init.WORKFLOW).read_text()
-    assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init.ACTION)
+    assert (init.ACTION in capsys.readouterr().out) == (action["uses"] == init.ACTION)
 
 
 @pytest.mark.parametrize(

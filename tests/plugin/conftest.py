@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
-import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 from builders import replace
 from counts import counted
 from short_launches import BUSY_LIMIT_S

@@ -55,13 +55,6 @@ def test_a_pytest_of_an_environment_without_the_engines_packages(gate, monkeypat
     )
 
 
-def test_a_run_that_compares_no_pairs_needs_no_scipy_stats(gate, monkeypatch):
-    """It takes a second to import; the summary of a run asks what pairs proved all the same."""
-    gate.guarded()
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)  # an import of it raises
-    assert gate.run().ret == 0
-
-
 def test_a_project_without_cases_is_not_told_of_any(gate):
     """No line of the header and no section of the summary."""
     gate.tests(UNIT)
@@ -69,6 +62,14 @@ def test_a_project_without_cases_is_not_told_of_any(gate):
     assert result.ret == 0
     result.stdout.no_fnmatch_line("*stepguard: *")
     result.stdout.no_fnmatch_line("*performance*")
+
+
+def test_a_project_has_markers_of_its_own_with_common_names(gate):
+    """Declared there, with arguments, under --strict-markers: its tests run as ever."""
+    (gate.path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu(memory): runs on a card\n")
+    marked = "@pytest.mark.gpu(memory=8)\n@pytest.mark.smoke\n@pytest.mark.extended\n"
+    gate.tests(f"import pytest\n\n\n{marked}{UNIT}")
+    gate.run("--strict-markers", "-m", "gpu(memory=8)").assert_outcomes(passed=1)
 
 
 RERUNS = """

@@ -42,6 +42,23 @@ def old(gate):
 # outcomes
 
 
+def test_settings_serve_where_the_command_has_no_option(gate, h200):
+    """The folder is beside the settings; minutes that are none are a usage error."""
+    a_case(gate, h200)
+    (gate.path / "kept").mkdir()
+    settings = "[pytest]\nperf_against = old\nperf_baselines = kept\nperf_budget = "
+    (gate.path / "pytest.ini").write_text(f"{settings}7\n")
+    for typed, minutes in ((), 7.0), (("--perf-budget=9",), 9.0):
+        gate.run("--perf-json=run.json", *typed, passed=1)
+        told = json.loads((gate.path / "run.json").read_text())["options"]["perf"]
+        assert (told["--perf-against"], told["--perf-baselines"]) == ("old", "kept")
+        assert told["--perf-budget"] == minutes
+    (gate.path / "pytest.ini").write_text(f"{settings}half\n")
+    result = gate.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*perf-budget 'half': minutes, above 0*"])
+
+
 def test_what_head_lacks_of_the_other_revision_is_said(gate, h200):
     """Main went on without it: what became slower there hides what did here."""
     a_case(gate, h200)

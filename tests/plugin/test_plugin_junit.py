@@ -63,5 +63,8 @@ def test_every_case_carries_its_verdict_and_metrics(testcases):
     }
     assert properties(testcases["changed"])["flops_per_step"] == "2000"
     assert float(properties(testcases["same"])["step_ms"]) == pytest.approx(10.0)
+    judged = properties(testcases["changed"])
+    assert (judged["perf_baseline"], judged["flops_per_step.baseline"]) == ("cpu.json", "1000")
+    assert judged["flops_per_step.unit"] == "FLOP" and judged["step_ms.unit"] == "ms"
     names = [p.get("name") for p in testcases["same"].iter("property")]
     assert len(names) == len(set(names))

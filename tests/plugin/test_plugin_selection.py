@@ -47,20 +47,29 @@ def test_two_cases_of_one_id_are_a_usage_error(gate):
     "arguments", [("-n", "1"), ("--tx", "1*popen", "--dist=load", "--benchmark-skip")]
 )
 def test_xdist_is_refused(recorded, arguments):
-    """Cases cannot share a machine: under xdist each is an error at its set-up, with the reason, so
-    that the exit is 1 and not a refusal's 4; no measurement. So is a test with cases but not perf,
-    which without xdist is a usage error.
+    """Cases cannot share a machine: under xdist one error at a set-up stands for all, with the
+    reason, so that the exit is 1 and not a refusal's 4; no measurement. So is a test with cases but
+    not perf, which without xdist is a usage error.
     """
     forgot = f"\n\n@cases({recorded.cpu('c')!r})\ndef test_forgot(case):\n    pass\n"
     with (recorded.path / "test_perf.py").open("a") as file:
         file.write(forgot)
     result = recorded.run_apart(*arguments)
     assert result.ret == 1
-    result.assert_outcomes(errors=3)
+    result.assert_outcomes(errors=2)
     words = "\n".join(result.outlines + result.errlines)
-    assert "performance cases cannot share a machine: run without -n" in words
+    assert "2 performance cases cannot share a machine: run without -n" in words
     assert "has @cases but not the fixture perf" in words
     assert not (recorded.path / ".stepguard").exists()
+
+
+def test_no_mark_lets_cases_pass_under_xdist(recorded):
+    """The one that stands for all may be expected to fail: none was measured."""
+    with (recorded.path / "test_perf.py").open("a") as file:
+        file.write("\n\npytestmark = pytest.mark.xfail\n")
+    result = recorded.run_apart("-n", "1")
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
 
 
 def test_other_suites_may_use_xdist(gate):

@@ -15,6 +15,8 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 INSTALL, MEASURE, KEEP = ACTION["runs"]["steps"]
 STAND_IN = """#!{python}
 import json, os, sys
+if sys.argv[1] == "-c":
+    sys.exit("UNDECIDED" not in os.environ)
 if sys.argv[1:4] == ["-m", "stepguard", "report"]:
     sys.exit(os.environ.get("NO_PAGE") or open(sys.argv[-1], "w").close())
 json.dump(sys.argv[1:], open("asked.json", "w"))
@@ -22,7 +24,7 @@ if "--fail" not in sys.argv and "--no-document" not in sys.argv:
     os.makedirs(".stepguard", exist_ok=True)
     open(".stepguard/perf.json", "w").write("{{}}")
     open(".stepguard/perf.md", "w").write("the page\\n")
-sys.exit("--fail" in sys.argv)
+sys.exit("--fail" in sys.argv or "UNDECIDED" in os.environ)
 """
 
 
@@ -105,6 +107,12 @@ def test_it_is_red_unless_the_run_passed_and_left_its_document(run, options):
     assert run()[2]["verdict"] == "passed"
     status, _, outputs, _ = run({"options": options})
     assert status != 0 and outputs["verdict"] == "failed"
+
+
+def test_no_verdict_is_an_output_and_a_status_of_its_own(run):
+    """As of the command gate."""
+    status, _, outputs, _ = run(UNDECIDED="1")
+    assert (status, outputs["verdict"]) == (3, "undecided")
 
 
 def test_the_base_is_a_pull_requests_alone(run):

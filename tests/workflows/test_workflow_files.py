@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import yaml
 from stepguard.cli.init import OWN_FILES
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"].removeprefix("https://github.com/")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 BIN = Path(sys.executable).parent
 LINTERS = {
@@ -73,7 +76,7 @@ def test_what_a_workflow_file_may_not_have(path):
     text = path.read_text()
     assert yaml.safe_load(text)["permissions"] in ({}, {"contents": "read"})
     for used, comment in re.findall(r"uses: (\S+)(.*)", text):
-        own = used == "OWNER/REPO/.github/workflows/measure.yml@main"
+        own = used == f"{REPOSITORY}/.github/workflows/measure.yml@main"
         pinned = re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40}", used)
         assert own or (pinned and re.fullmatch(r" # v\d+\.\d+\.\d+", comment)), used
     for step in steps(path):
