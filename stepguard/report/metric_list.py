@@ -7,6 +7,7 @@ from stepguard.core.evidence import Counts
 from stepguard.core.metrics import (
     COLLECTIVES,
     METRICS,
+    NUMBERS,
     OPERATORS,
     UNWANTED,
     format_value,
@@ -15,7 +16,7 @@ from stepguard.core.text import first, listed
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
-from stepguard.report.metric_notes import happens, operator_move
+from stepguard.report.metric_notes import happens, note, operator_move
 from stepguard.report.next_steps import Commands
 from stepguard.report.table import figure
 from stepguard.report.verdict_text import change
@@ -68,12 +69,15 @@ def moves(done: Accepted) -> list[str]:
         alone = [ALONE for one in done.moved if one.metric == COLLECTIVES and not one.new]
         unwanted = (one for one in done.moved if one.metric in UNWANTED and one.new)
         return [*map(_normal, unwanted), *alone]
-    lines = [
-        # If the sum did not move, the parts that moved follow.
-        f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
-        for m in moved
-    ]
+    lines = [f"  {change(m)}{_parts_of(m)}" for m in moved]
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
+
+
+def _parts_of(metric: MetricVerdict) -> str:
+    """Return what moved in a metric whose sum did not: numbers, or parts."""
+    if metric.metric == NUMBERS:
+        return f": {note(metric)}"
+    return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""
 
 
 def _normal(metric: MetricVerdict) -> str:

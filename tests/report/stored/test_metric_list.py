@@ -7,6 +7,7 @@ import pytest
 from builders import CASE_ID, replace
 
 from stepguard.core.metrics import METRICS, UNWANTED
+from stepguard.core.reason_sentences import MovedNumbers
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -53,6 +54,15 @@ def test_accepting_says_what_took_the_place_of_what():
     moved = MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 10.0, moved=parts)
     done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", (moved,))
     assert moves(done) == [f"  {name} 10 -> 10: +4 aten.silu"]
+
+
+def test_accepting_says_which_numbers_are_right_now():
+    """Their count is no news."""
+    moved = MovedNumbers(moved=(("loss", 10.98, 10.9, 1),))
+    said = Status.CHANGED, Reason.WORK_MOVED, 43.0, 43.0
+    of = (MetricVerdict("numbers", *said, figures=moved),)
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", of)
+    assert moves(done) == ["  numbers 43 -> 43: loss 10.98 -> 10.9 (-0.73 %)"]
 
 
 def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
