@@ -61,7 +61,7 @@ def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
     return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
 
 
-def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
+def progress_line(root: Path, cases: Sequence[Case], verbose: bool = True) -> ProgressLine:
     """Return a progress line on standard error for these cases, in the project ``root``."""
 
     def write(text: str) -> None:
@@ -70,7 +70,7 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
 
     display = Display(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
     devices = {case.id: case.device for case in cases}
-    return ProgressLine(display, True, devices, Store(root).last_wall_s(cases))
+    return ProgressLine(display, verbose, devices, Store(root).last_wall_s(cases))
 
 
 def table_width() -> int:

@@ -20,6 +20,7 @@ from types import ModuleType
 from stepguard import __version__
 from stepguard.cli import (
     accept,
+    bisect,
     comment,
     doctor,
     explain_code,
@@ -45,6 +46,7 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     doctor,
     accept,
     judge,
+    bisect,
     waive,
     comment,
     gate,

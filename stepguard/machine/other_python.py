@@ -80,30 +80,38 @@ Pythons = tuple[Python, Python]  # the running one, and the other one
 
 
 def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Pythons:
-    """Return the running interpreter and the one that was ``asked`` for in the folder ``start``.
-    Launches run in ``root`` with these variables.
-
-    Raises MachineError if no launch can run in it, or if both are one environment.
+    """Return the running interpreter and the one that was ``asked`` for; see survey_other(). Raises
+    MachineError if both are one environment, too.
     """
     mine = _survey(sys.executable, sys.executable, root, variables)
+    theirs = survey_other(asked, start, root, variables)
+    if (mine.prefix, mine.version) == (theirs.prefix, theirs.version):
+        raise MachineError(
+            f"this is the running environment, {mine.prefix}: name the python of another one"
+        )
+    return mine, theirs
+
+
+def survey_other(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Python:
+    """Return the interpreter that was ``asked`` for in the folder ``start``. Launches run in
+    ``root`` with these variables.
+
+    Raises MachineError if no launch can run in it.
+    """
     found = shutil.which(start / asked) if os.sep in asked else shutil.which(asked)
     if found is None:
         raise MachineError(
             "no program is there; make an environment, for example in /tmp/other: "
             "python -m venv /tmp/other, and name /tmp/other/bin/python"
         )
-    theirs = _survey(asked, os.path.abspath(found), root, variables)
-    if (mine.prefix, mine.version) == (theirs.prefix, theirs.version):
-        raise MachineError(
-            f"this is the running environment, {mine.prefix}: name the python of another one"
-        )
+    python = _survey(asked, os.path.abspath(found), root, variables)
     for folder in filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)):
         if Path(root, folder).resolve() == Path(sysconfig.get_path("purelib")).resolve():
             raise MachineError(
                 f"PYTHONPATH has {folder}, the running environment's packages, which it would "
                 "import, too: take that folder off PYTHONPATH"
             )
-    return mine, theirs
+    return python
 
 
 def _survey(asked: str, executable: str, root: Path, variables: Mapping[str, str]) -> Python:

@@ -63,20 +63,14 @@ def measure_beside(
     """Measure pairs of HEAD's side (``bench``) and the ``other`` one, and return them."""
     head, base = (replace(bench, folder=bench.folder / side) for side in ("head", "base"))
     if tree := other.tree:
-        share(tree, bench.root, case.data)
-        files = differing(tree.base, tree.commit, tree.base / "baselines")
+        own = bench.own or tree.base  # HEAD's side may be a revision's tree, too
+        files = differing(own, tree.commit, own / "baselines")
         if files is None:  # git does not say: all may differ
             files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
-        changed = changed_modules((tree.base, tree.top), files)
-        head = replace(head, own=tree.base, forbidden=(tree.top,), changed=changed)
-        base = replace(
-            base,
-            root=tree.root,
-            revision=Revision(tree.commit),
-            own=tree.top,
-            forbidden=(tree.base,),
-            changed=changed,
-        )
+        changed = changed_modules((own, tree.top), files)
+        base = in_tree(base, tree, case)
+        base = replace(base, forbidden=(*head.forbidden, own), changed=changed)
+        head = replace(head, own=own, forbidden=(*head.forbidden, tree.top), changed=changed)
     python = ""
     if other.pythons:
         mine, theirs = other.pythons
@@ -87,6 +81,13 @@ def measure_beside(
     pairs = measure(case, head, asked, progress, beside, keep).pairs
     assert pairs is not None, "two trees are compared in pairs"
     return pairs
+
+
+def in_tree(bench: Bench, tree: Tree, case: Case) -> Bench:
+    """Return the bench of another revision's tree, which gets links to the case's data."""
+    share(tree, tree.base / tree.root.relative_to(tree.top), case.data)
+    at = Revision(tree.commit)
+    return replace(bench, root=tree.root, revision=at, own=tree.top, forbidden=(tree.base,))
 
 
 def answer_alarm(
@@ -223,7 +224,7 @@ class Suite:
     def __post_init__(self) -> None:
         self._store = Store(self.root)
         self._cache = CompileCache(self._store.cache)
-        self._bench = Bench(
+        self.bench = Bench(
             root=self.root,
             cache=self._cache.folder,
             folder=self._store.new_run(),
@@ -248,7 +249,7 @@ class Suite:
     @property
     def revision(self) -> Revision:
         """Return the revision of the measured tree, as it was when the suite was made."""
-        return self._bench.revision
+        return self.bench.revision
 
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
         """Measure and judge one case. ``following`` is the next case, if known; if it is given,
@@ -256,7 +257,7 @@ class Suite:
         (before it measures), or if the evidence cannot be kept. If the run is ended meanwhile, what
         was measured by then is judged and kept, and Ended is raised.
         """
-        self._bench.ahead.expect(following)
+        self.bench.ahead.expect(following)
         began_ns = time.time_ns()
         result = self._measure(case, progress)
         texts = [] if result.ended else _failures(result)
@@ -276,7 +277,7 @@ class Suite:
         fails, too, the cache was not the cause: put it back.
         """
         case = failed.case
-        self._bench.ahead.close()  # these launches may be reading it
+        self.bench.ahead.close()  # these launches may be reading it
         try:
             aside = self._cache.set_aside()
         except OSError as error:
@@ -288,7 +289,7 @@ class Suite:
             if _failures(result) or result.ended:
                 break
         if _failures(result):
-            self._bench.ahead.close()
+            self.bench.ahead.close()
             self._cache.put_back()
         else:
             self.notices.append(
@@ -301,7 +302,7 @@ class Suite:
         """End the launches that were started for a next case that did not come. Let another run use
         the compile caches.
         """
-        self._bench.ahead.close()
+        self.bench.ahead.close()
         self._cache.close()
         self._other_cache.close()
 
@@ -309,7 +310,7 @@ class Suite:
         """Return what a function returns in each of the case's ranks (measure/driver.py). Nothing
         is judged. Raises LaunchFailed.
         """
-        return ask_ranks(case, self._bench, progress, function, **arguments)
+        return ask_ranks(case, self.bench, progress, function, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
         """Return how many seconds a case may take if its pairs go on until they decide. None if the
@@ -330,17 +331,17 @@ class Suite:
             today=today(),
             everything=self.records,
         )
-        found = measure(case, self._bench, asked, progress).now
+        found = measure(case, self.bench, asked, progress).now
         assert found is not None, "one tree has evidence"
         evidence = self._checked(found)
-        evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
+        evidence_path = self._store.keep(self.bench.folder, case.slug, evidence)
         asked, comparison = replace(asked, now=evidence), None
         # Also if there is no alarm: then the others get this case's share of the budget.
         with self.budget.charged():
             if commit := need(asked).beside:
                 answer, comparison = answer_alarm(
                     case,
-                    self._bench,
+                    self.bench,
                     evidence,
                     (commit, self.base),
                     Question(permissions=self.permissions, today=today()),
@@ -357,7 +358,7 @@ class Suite:
     def _compare(self, case: Case, progress: Progress) -> Result:
         """Judge a case by pairs with the other side. No stored baseline counts."""
         path, _ = self._known(case)
-        revision = self._bench.revision
+        revision = self.bench.revision
         # Of a commit with itself all pairs are wanted: they show the machine's noise.
         itself = self.tree is not None and self.tree.commit == revision.commit
         everything = itself and not revision.dirty and not self.pythons
@@ -365,7 +366,7 @@ class Suite:
         with self.budget.charged():
             pairs = measure_beside(
                 case,
-                self._bench,
+                self.bench,
                 self._other,
                 asked,
                 progress,
@@ -385,7 +386,7 @@ class Suite:
         if head.tree_changed and fault not in head.faults:
             head = replace(head, faults=(*head.faults, fault))
         comparison = replace(comparison, head=head)
-        return comparison, self._store.keep_comparison(self._bench.folder, case.slug, comparison)
+        return comparison, self._store.keep_comparison(self.bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return the path of a case's baseline file on this machine, and its baseline.
@@ -394,8 +395,8 @@ class Suite:
         """
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
-            machine = self._bench.gpus[0].name if self._bench.gpus else ""
-        name = baseline.name_of(identity(case, self._bench.launcher), machine)
+            machine = self.bench.gpus[0].name if self.bench.gpus else ""
+        name = baseline.name_of(identity(case, self.bench.launcher), machine)
         path, judges = self.baselines / name, (self.base_baselines or self.baselines) / name
         content = baseline.load_for(judges, machine)
         return path, content.cases.get(case.id) if content else None
@@ -406,7 +407,7 @@ class Suite:
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
-        now, then = current(self.root, self.baselines), self._bench.revision
+        now, then = current(self.root, self.baselines), self.bench.revision
         # ``==`` ignores the states of two revisions (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence

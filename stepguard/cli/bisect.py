@@ -1,0 +1,265 @@
+"""The command bisect: which commit, or which of several interpreters, moved a case.
+
+BAD beside GOOD, in pairs, shows what moved. Halves of what lies between them are asked for it. At
+the end the culprit is measured beside its parent. The same command goes on with a search that was
+interrupted.
+
+    python -m stepguard bisect v1.4 HEAD 'train_step[124m-bf16]'
+    python -m stepguard bisect v1.4 HEAD -- train.py --batch_size=12
+    python -m stepguard bisect --pythons old/bin/python,python CASE
+"""
+
+import argparse
+import contextlib
+import hashlib
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from stepguard.cli.common import (
+    UsageError,
+    add_json,
+    progress_line,
+    put_json,
+    refuse_target,
+    say,
+    suite_of,
+)
+from stepguard.cli.workload_arguments import add_parameters, chosen_case
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison, judged
+from stepguard.core.evidence import Evidence, to_json
+from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.metrics import FLOPS, JUDGED_TIME
+from stepguard.core.question import Question
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.text import counted
+from stepguard.core.verdict import Verdict
+from stepguard.judge.rule_book import judge
+from stepguard.judge.summarise_evidence import stored
+from stepguard.machine.git.worktree import FOLDER
+from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.other_python import survey_other
+from stepguard.measure.bisection import (
+    Answer,
+    Interpreters,
+    Move,
+    Range,
+    Side,
+    commits_between,
+    moves_of,
+    next_of,
+    side_of,
+)
+from stepguard.measure.driver import measure
+from stepguard.measure.suite import Suite, measure_beside
+from stepguard.report.document_json import judged_document
+from stepguard.report.verdict_text import evidence_lines, headline
+from stepguard.storage.json_file import read, replace_file, save
+from stepguard.storage.kept_runs import COMPARISON, Store, read_comparison
+
+SCHEMA = 1
+NOT_RUN = "name a GOOD and a BAD that both run the case: git log --oneline -- FILE"
+NOT_FOUND = {
+    Status.SAME: "nothing to find: if two commits cancel each other, name one between them as BAD",
+    Status.INCONCLUSIVE: "the proof is undecided: name a GOOD and a BAD that are farther apart",
+}
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of a search: what was asked after the proof."""
+
+    schema: Annotated[int, msgspec.Meta(ge=SCHEMA)]
+    answers: list[Answer]
+
+
+def add_command(commands: Any, root: Path) -> None:
+    command = commands.add_parser("bisect", help="find the commit that moved a case")
+    text = "two revisions; then package.module:function, or the id of a case that has a baseline"
+    command.add_argument("words", nargs="*", metavar="GOOD BAD CASE", help=text)
+    text = "interpreters in place of revisions, in order, GOOD first"
+    command.add_argument("--pythons", metavar="A,B,C", help=text)
+    add_parameters(command)
+    add_json(command)
+    command.set_defaults(call=_bisect, root=root)
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    refuse_target(options.json)
+    names, case = _asked(options)
+    between: Range
+    if options.pythons:
+        pythons = {one: survey_other(one, Path.cwd(), options.root, os.environ) for one in names}
+        if len({(one.prefix, one.version) for one in pythons.values()}) < len(names):
+            raise UsageError(f"--pythons {options.pythons}: two of them are one environment")
+        between = Interpreters(names[0], names[-1], pythons, Store(options.root).cache)
+    else:
+        between = commits_between(options.root, names[0], names[1], say)
+    with contextlib.closing(suite_of(options.root)) as suite:
+        search = Search(between, case, suite)
+        try:
+            return _report(search, options.json)
+        except KeyboardInterrupt:
+            known = counted(len(search.answers), "answer")
+            say(f"{known} kept: the same command goes on from there")
+            raise
+
+
+def _asked(options: argparse.Namespace) -> tuple[list[str], Case]:
+    """Return the revisions or interpreters that the words name, and the case."""
+    words, names = [*options.words, *options.params], (options.pythons or "").split(",")
+    if not options.pythons:
+        names, words = words[:2], words[2:]
+    if len(names) < 2 or not (words or options.script):
+        raise UsageError("name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE")
+    options.factory, options.params = next(iter(words), None), words[1:]
+    return names, chosen_case(options)
+
+
+class Search:
+    """A search for what moved a case, and what is known of it. A folder keeps that until the end.
+
+    .stepguard/bisect/<digest>/comparison.json    BAD beside GOOD
+    .stepguard/bisect/<digest>/answers.json       what was asked since
+    """
+
+    def __init__(self, between: Range, case: Case, suite: Suite) -> None:
+        self.between, self.case = between, case
+        self._bench = replace(suite.bench, folder=suite.bench.folder / "bisect" / "start")
+        packages = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+        asked: list[object] = [between, case, suite.gpus, sys.executable, packages]
+        if not between.alone:  # they run this tree
+            asked += [suite.revision, suite.revision.state]
+        digest = hashlib.sha256(repr(asked).encode()).hexdigest()
+        self.folder = suite.root / FOLDER / "bisect" / digest[:12]
+        self._proof_path, self._path = self.folder / COMPARISON, self.folder / "answers.json"
+        kept = read(self._path, Kept, SCHEMA, "", remedy=f"rm -r {self.folder}")
+        self.answers = [*kept.answers] if kept else []
+        done, left = len(self.answers), next_of(between, self.answers)[1]
+        steps = [f"half-{done + n}" for n in range(1, 1 + math.ceil(math.log2(len(left))))]
+        steps = ["proof"][: not self._proof_path.is_file()] + [*steps, "culprit"]
+        self._line = progress_line(suite.root, [replace(case, name=step) for step in steps], False)
+        for answer in self.answers:
+            self._line.learn(replace(case, name="culprit").id, answer.took_s)
+
+    def begin(self) -> Verdict:
+        """Return the verdict on BAD beside GOOD, as it was measured before or now."""
+        if not self._proof_path.is_file():
+            pairs = self.prove("proof", self.between.bad, self.between.good)
+            replace_file(self._proof_path, to_json(pairs))
+        self._proof = read_comparison(self._proof_path)
+        return judge(Question(pairs=self._proof))
+
+    def prove(self, step: str, new: str, old: str) -> Comparison:
+        """Return fresh pairs of all that the case gates."""
+        with self._step(step):
+            return self._pairs(new, old, self.case)
+
+    def ask(self, one: str, sought: Move) -> Answer:
+        """Return whose side it is on. The answer is kept."""
+        began = time.monotonic()
+        with self._step(f"half-{len(self.answers) + 1}"):
+            verdict = self._beside_good(one, sought)
+        side, took_s = side_of(verdict, sought), round(time.monotonic() - began, 1)
+        otherwise = "moved otherwise: " if side is Side.GOOD and moves_of(verdict) else ""
+        self.answers.append(Answer(one, side, otherwise + headline(verdict), took_s))
+        save(self._path, Kept(SCHEMA, self.answers), SCHEMA, "then repeat the command")
+        return self.answers[-1]
+
+    def _beside_good(self, one: str, sought: Move) -> Verdict:
+        """Return the verdict by what tells the move: a time by pairs, counters by one launch if its
+        counts may be compared with those of the proof.
+        """
+        gates, of_time = judged(self.case), sought[0] == JUDGED_TIME
+        gates = tuple(name for name in gates if (name == JUDGED_TIME) is of_time)
+        # A CPU's time is judged although no case gates it. It needs equal work.
+        named = FLOPS if of_time else sought[0]
+        case = replace(self.case, gates=tuple(dict.fromkeys((*gates, named))))
+        if of_time or not self.between.alone:
+            return judge(Question(pairs=self._pairs(one, self.between.good, case)))
+        recording = Epoch(reason="GOOD", recordings=[stored(self._proof.base)])
+        asked = Question(entry=Entry(case=self._proof.base.case, epochs=[recording]))
+        with self.between.sides(self._bench, case, one) as (bench, _):
+            asked = measure(case, bench, asked, self._line.stage)
+        assert asked.now is not None, "one tree has evidence"
+        _refuse(asked.now)
+        return judge(asked)
+
+    @contextlib.contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        """Measure a step in a folder of its own. Show how much time is left for the search, once it
+        is known how long a step takes.
+        """
+        shown, began = replace(self.case, name=name).id, time.monotonic()
+        self._bench = replace(self._bench, folder=self._bench.folder.parent / name)
+        with self._line.case(shown):
+            yield
+        self._line.learn(shown, time.monotonic() - began)
+
+    def _pairs(self, new: str, old: str, case: Case) -> Comparison:
+        with self.between.sides(self._bench, case, new, old) as (bench, other):
+            rest = Question(), self._line.stage, lambda so_far: so_far
+            pairs = measure_beside(case, bench, other, *rest, budget_s=60 * BUDGET_MIN)
+            replace_file(bench.folder / COMPARISON, to_json(pairs))
+        _refuse(pairs.head)
+        return pairs
+
+
+def _refuse(evidence: Evidence) -> None:
+    """Raise KeyboardInterrupt if the run was ended meanwhile, and MachineError if the machine is
+    unfit: then nothing is known of a commit.
+    """
+    for fault in evidence.faults:
+        if fault.code is Reason.UNDECIDED or Status.UNFIT in fault.code.statuses:
+            ended = fault.code is Reason.UNDECIDED
+            raise (KeyboardInterrupt if ended else MachineError)(fault.message)
+
+
+def _report(search: Search, target: str | None) -> int:
+    """Search, and print what is found. Return the exit status: 0 if a culprit is proven."""
+    between, culprit, left = search.between, "", tuple[str, ...]()
+    say(*(f"{side} {between.named(getattr(between, side.lower()))}" for side in ("GOOD", "BAD")))
+    verdict = search.begin()
+    say(headline(verdict))
+    if moves := moves_of(verdict):
+        while asked := next_of(between, search.answers)[0]:
+            answer = search.ask(asked, moves[0])
+            why = "" if answer.text.endswith((": equal", headline(verdict))) else f": {answer.text}"
+            say(f"  {answer.side.value}: {between.named(asked)} ({answer.took_s:.0f} s){why}")
+        left = next_of(between, search.answers)[1]
+        if len(left) == 1:
+            pairs = search.prove("culprit", left[0], between.before(left[0]))
+            verdict = judge(Question(pairs=pairs))
+            culprit = left[0] if moves[0] in moves_of(verdict) else ""
+            say(f"{between.named(left[0])}, beside what was before it:", headline(verdict))
+        if not culprit:
+            left = left if left[1:] else [*between.left(left[0], [between.good])][-1]
+            say(f"between these {len(left)}, none is proven:", *map(between.named, left))
+    say(*evidence_lines(verdict))
+    if culprit or not moves:
+        why = NOT_FOUND.get(verdict.status, NOT_RUN)
+        say(f"culprit: {between.named(culprit)}" if culprit else why)
+    document: dict[str, Any] = {
+        "case": search.case.id,
+        "good": between.good,
+        "bad": between.bad,
+        "moved": moves[0][0] if moves else None,
+        "culprit": culprit or None,
+        "between": [] if culprit else left,
+        "answers": search.answers,
+        "proof": judged_document(verdict),
+    }
+    put_json(document, target)
+    shutil.rmtree(search.folder, ignore_errors=True)  # the search is over
+    return 0 if culprit else 1
