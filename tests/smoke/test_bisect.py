@@ -41,7 +41,7 @@ def plain(*, device):
     return Work(device)
 """
 SYNC = WORK.replace("y = self.x @ self.x", "y = (self.x @ self.x)[0, 0].item()")
-MOMENTS = ("*/proof/head", "*/half-1", "*/half-2/*/launch-1", "*/culprit/base")
+MOMENTS = ("*/proof/head", "*/half-1", "*/half-2/*/launch-1")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def bisect(root, tmpdir, until=""):
     env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     seen = {*root.glob(f".stepguard/runs/{until}")} if until else set()
+    end_s = time.monotonic() + BUSY_LIMIT_S
     with subprocess.Popen(
         [sys.executable, "-c", COMMAND],
         cwd=root,
@@ -74,7 +75,6 @@ def bisect(root, tmpdir, until=""):
         **pipes,
     ) as run:
         try:
-            end_s = time.monotonic() + BUSY_LIMIT_S
             while until and not {*root.glob(f".stepguard/runs/{until}")} - seen:
                 assert run.poll() is None and time.monotonic() < end_s, run.communicate()
                 time.sleep(0.02)
@@ -83,15 +83,17 @@ def bisect(root, tmpdir, until=""):
             printed, complained = run.communicate(timeout=BUSY_LIMIT_S)
         finally:
             run.kill()
-    assert leftovers(tmpdir, []) == []
+    while left := leftovers(tmpdir, []):  # what was killed may end a moment later
+        assert time.monotonic() < end_s, left
+        time.sleep(0.05)
     assert [path.name for path in (root / ".stepguard" / "trees").iterdir()] == ["lock"]
     assert git(root, "worktree", "list", "--porcelain").count("worktree ") == 1
     return run.returncode, printed, complained
 
 
 def test_a_planted_wait_is_found(root, tmp_path):
-    """Interrupted in the proof, in two halves and in the last pairs, the command leaves nothing
-    running and goes on. What does not import is stepped around. The culprit's line is named.
+    """Interrupted in the proof and in two halves, the command leaves nothing running and goes on.
+    What does not import is stepped around. The culprit's line is named.
     """
     for moment in MOMENTS:
         status, printed, complained = bisect(root, tmp_path, moment.replace("*/", "*/bisect/", 1))
