@@ -72,7 +72,7 @@ from stepguard.storage.kept_runs import COMPARISON, Store, read_comparison
 SCHEMA = 1
 NOT_RUN = "name a GOOD and a BAD that both run the case: git log --oneline -- FILE"
 NOT_FOUND = {
-    Status.SAME: "nothing to find: if two commits cancel each other, name one between them as BAD",
+    Status.SAME: "nothing to find: if two changes cancel each other, name a BAD between them",
     Status.INCONCLUSIVE: "the proof is undecided: name a GOOD and a BAD that are farther apart",
 }
 
@@ -172,8 +172,9 @@ class Search:
         with self._step(f"half-{len(self.answers) + 1}"):
             verdict = self._beside_good(one, sought)
         side, took_s = side_of(verdict, sought), round(time.monotonic() - began, 1)
-        otherwise = "moved otherwise: " if side is Side.GOOD and moves_of(verdict) else ""
-        self.answers.append(Answer(one, side, otherwise + headline(verdict), took_s))
+        otherwise = f"moved otherwise: {headline(verdict)}" if moves_of(verdict) else ""
+        text = otherwise if side is Side.GOOD else headline(verdict)
+        self.answers.append(Answer(one, side, text, took_s))
         save(self._path, Kept(SCHEMA, self.answers), SCHEMA, "then repeat the command")
         return self.answers[-1]
 
@@ -235,7 +236,7 @@ def _report(search: Search, target: str | None) -> int:
     if moves := moves_of(verdict):
         while asked := next_of(between, search.answers)[0]:
             answer = search.ask(asked, moves[0])
-            why = "" if answer.text.endswith((": equal", headline(verdict))) else f": {answer.text}"
+            why = f": {answer.text}" if answer.text not in ("", headline(verdict)) else ""
             say(f"  {answer.side.value}: {between.named(asked)} ({answer.took_s:.0f} s){why}")
         left = next_of(between, search.answers)[1]
         if len(left) == 1:
@@ -246,10 +247,9 @@ def _report(search: Search, target: str | None) -> int:
         if not culprit:
             left = left if left[1:] else [*between.left(left[0], [between.good])][-1]
             say(f"between these {len(left)}, none is proven:", *map(between.named, left))
-    say(*evidence_lines(verdict))
-    if culprit or not moves:
-        why = NOT_FOUND.get(verdict.status, NOT_RUN)
-        say(f"culprit: {between.named(culprit)}" if culprit else why)
+    why = NOT_FOUND.get(verdict.status, NOT_RUN)
+    end = f"culprit: {between.named(culprit)}" if culprit else why
+    say(*evidence_lines(verdict), *([end] if culprit or not moves else []))
     document: dict[str, Any] = {
         "case": search.case.id,
         "good": between.good,

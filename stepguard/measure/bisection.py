@@ -41,7 +41,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     of: str
     side: Side
-    text: str  # the verdict's first line
+    text: str  # the verdict's first line; empty if nothing moved
     took_s: float
 
 

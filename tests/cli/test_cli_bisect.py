@@ -179,7 +179,10 @@ def test_who_is_named(bisected, lines, expected, most):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("they cancel each other", "nothing to find: if two commits cancel each other"),
+        (
+            "they cancel each other",
+            "nothing to find: if two changes cancel each other, name a BAD between",
+        ),
         ("BAD does not run", "name a GOOD and a BAD that both run the case"),
         ("none runs between", "skipped: {c2} (0 s): linear[run]: BROKEN: ImportError: planted"),
         (
