@@ -19,8 +19,16 @@ def test_ranks_have_a_mean_loss_and_norms_that_no_share_moves():
 
 
 def test_what_a_rank_lacks_is_not_known_of_all():
-    """A number, its being finite, or all of them."""
+    """Its being finite, or all of them."""
     one, two = of(2.0, [3.0]), of(None, [4.0])
     assert over_ranks([one, two]).of_steps[LOSS] == [[None]]
-    assert [*over_ranks([one, StepNumbers(listed=one.listed[:1])]).of_steps] == [LOSS]
     assert over_ranks([one, None]) is None and over_ranks([one]) is one
+
+
+def test_a_rank_that_lacks_a_parameter_or_a_loss_hides_none():
+    """The stages of a pipeline have other parameters, and the last one the loss."""
+    first = StepNumbers(listed=[("gradient of a", [[3.0]])])
+    last = StepNumbers(listed=[(LOSS, [[2.0]]), ("gradient of b", [[4.0]])])
+    found = over_ranks([first, last]).of_steps
+    of_each = {name: [[pytest.approx(norm / 2**0.5)]] for name, norm in (("a", 3.0), ("b", 4.0))}
+    assert found == {LOSS: [[2.0]]} | {f"gradient of {k}": v for k, v in of_each.items()}

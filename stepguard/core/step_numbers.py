@@ -56,8 +56,8 @@ class StepNumbers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def over_ranks(ranks: Sequence[StepNumbers | None]) -> StepNumbers | None:
     """Return the numbers of all ranks as one: the mean loss, and the root of the mean of squared
-    norms, so that it does not matter which rank has which share of a parameter. None if a rank has
-    none.
+    norms, so that it does not matter which rank has which share of a parameter, or all of it: a
+    loss that a rank lacks is left out, a norm is zero. None if a rank has no numbers.
     """
     each = [one for one in ranks if one is not None]
     if len(each) < len(ranks):
@@ -65,24 +65,26 @@ def over_ranks(ranks: Sequence[StepNumbers | None]) -> StepNumbers | None:
     if len(each) == 1:
         return each[0]
     by_rank = [one.of_steps for one in each]
+    names = dict.fromkeys(name for of_rank in by_rank for name in of_rank)
     return StepNumbers(
         listed=[
             (
                 name,
                 [
-                    [_together(name, parts) for parts in zip(*steps, strict=False)]
-                    for steps in zip(*(of_rank[name] for of_rank in by_rank), strict=False)
+                    [_together(name, parts, len(each)) for parts in zip(*steps, strict=False)]
+                    for steps in zip(*(it[name] for it in by_rank if name in it), strict=False)
                 ],
             )
-            for name in by_rank[0]
-            if all(name in of_rank for of_rank in by_rank)
+            for name in names
         ],
         single=all(one.single for one in each),
     )
 
 
-def _together(name: str, ranks: tuple[float | None, ...]) -> float | None:
-    known = [number for number in ranks if number is not None]
-    if len(known) < len(ranks):
+def _together(name: str, known: tuple[float | None, ...], ranks: int) -> float | None:
+    finite = [number for number in known if number is not None]
+    if len(finite) < len(known):
         return None
-    return fmean(known) if name == LOSS else math.sqrt(fmean(number**2 for number in known))
+    if name == LOSS:
+        return fmean(finite)
+    return math.sqrt(sum(number**2 for number in finite) / ranks)

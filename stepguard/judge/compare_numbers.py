@@ -25,6 +25,7 @@ from stepguard.core.step_numbers import (
     StepNumbers,
     Steps,
 )
+from stepguard.core.text import listed
 from stepguard.core.verdict import MetricVerdict, PartMove
 
 # A number may move by this share of itself: where bf16, fp16 or tf32 rounds, and in single
@@ -70,15 +71,18 @@ def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdi
     """Return the verdict on the numbers of two steps. Both sides must have looked for them."""
     new, old = now.numbers or StepNumbers(), past.numbers or StepNumbers()
     counts = past.counters[NUMBERS], now.counters[NUMBERS]
-    if apart := new.apart or old.apart:
-        said = Status.SAME, Reason.NOT_JUDGED
-        return MetricVerdict(NUMBERS, *said, *counts, gated=gated, figures=MovedNumbers(why=apart))
     options, figures = tuple(_options(now, past)), None
     said = Status.CHANGED, Reason.WORK_MOVED
-    if counts[0] and not counts[1]:
+    if apart := new.apart or old.apart:
+        figures = MovedNumbers(why=apart)
+        said = said if options else (Status.SAME, Reason.NOT_JUDGED)  # options are no chance
+    elif counts[0] and not counts[1]:
         figures = MovedNumbers(why="no loss and no gradient is seen any more")
     elif moves := moved_numbers(new, old):
         figures = MovedNumbers(moved=tuple(shown(moves)))
+    elif not options and (lost := _lost(new.of_steps, old.of_steps)):
+        figures = MovedNumbers(why=f"not seen any more: {listed(lost, SHOWN)}")
+        said = Status.SAME, Reason.NOT_JUDGED
     elif not options:
         known = old.listed or not any(counts)
         said = Status.SAME, Reason.EQUAL if known else Reason.NOT_RECORDED
@@ -108,19 +112,36 @@ def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:
         yield from _moves(name, here, there, totals, fine)
 
 
+def _lost(now: Mapping[str, Steps], past: Mapping[str, Steps]) -> list[str]:
+    """Return the past's numbers of a kind that is not seen now: they may have changed unseen, or
+    only their form, as of an optimizer that is compiled.
+    """
+    kinds = {*map(_kind, now)}
+    return [name for name in past if _kind(name) not in kinds]
+
+
 def _matched(
     now: Mapping[str, Steps], past: Mapping[str, Steps]
 ) -> Iterator[tuple[str, Steps, Steps]]:
     """Yield each number that both sides have. If parameters have other names, and are as many as
-    before, they are taken in their order.
+    before, they are taken in their order. Else one without a gradient has zeros, if others have
+    gradients.
     """
     new, old = ([name for name in side if name.startswith(OF_PARAMETER)] for side in (now, past))
     renamed = {*new} != {*old} and len(new) == len(old)
-    both = dict(zip(new, old, strict=True)) if renamed else {name: name for name in now}
+    pairs = zip(new, old, strict=True) if renamed else ((name, name) for name in {**now, **past})
+    both = dict(pairs) if new and old else {}
     both |= {name: name for name in (LOSS, WHOLE, UPDATE)}
     for name, other in both.items():
-        if name in now and other in past:
-            yield name, now[name], past[other]
+        here, there = now.get(name), past.get(other)
+        if _kind(name) == OF_PARAMETER:
+            here, there = here or _zeros(there), there or _zeros(here)
+        if here and there:
+            yield name, here, there
+
+
+def _zeros(like: Steps | None) -> Steps:
+    return [[0.0] * len(parts) for parts in like or ()]
 
 
 def _totals(of: StepNumbers) -> list[float]:

@@ -1,7 +1,7 @@
 """Runs whose steps compute other numbers, or the same ones."""
 
 from builders import cpu_evidence, evidence, replace
-from inputs import OPERATORS, computing, counted_in, counting, pairs, recorded_of
+from inputs import LOSS_ALONE, OPERATORS, computing, counted_in, counting, pairs, recorded_of
 from scenario import Run, Scenario
 
 from stepguard.core.metrics import FLOPS
@@ -44,6 +44,8 @@ def less(found, **counts):
     return counting(found, detail={OPERATORS: calls}, **{OPERATORS: 2388} | counts)
 
 
+APART = "not judged: launches of this tree compute others"
+BIASES = {f"gradient of h.{layer}.bias": [[0.002] * 3] * 2 for layer in LAYERS}
 NAN = [[0.0121, 0.02, 0.4], [0.0121, None, 0.4]]
 COARSE, SINGLE = 0, 1
 NUMBERED = (
@@ -90,7 +92,48 @@ NUMBERED = (
         "What the step draws has no seed: two launches of this tree disagree.",
         "same",
         "WITHIN_LIMIT",
-        against(BEFORE, numbers(3.1, apart="not judged: launches of this tree compute others")),
+        against(BEFORE, numbers(3.1, apart=APART)),
+    ),
+    Scenario(
+        "numbers-of-launches-differ-and-an-option",
+        "Options are no chance: another eps counts, whatever the step draws.",
+        "CHANGED",
+        "WORK_MOVED",
+        against(BEFORE, numbers(3.1, apart=APART), options={"AdamW, group 0: eps = 0.001": 1}),
+    ),
+    Scenario(
+        "numbers-of-frozen-parameters",
+        "The smallest of three parameters a layer gets no gradient any more.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            less(computing(FINE, numbers(single=True), ADAMW)),
+            baseline=recorded_of(computing(FINE, numbers(single=True, instead=BIASES), ADAMW)),
+        ),
+    ),
+    Scenario(
+        "numbers-of-zeros",
+        "Gradients are zero where they were none: zero_grad has another form.",
+        "same",
+        "WITHIN_LIMIT",
+        against(BEFORE, numbers(instead={name: [[0.0] * 3] * 2 for name in BIASES})),
+    ),
+    Scenario(
+        "numbers-not-seen",
+        "The optimizer is compiled: its gradients and its update are not seen, which is said.",
+        "same",
+        "WITHIN_LIMIT",
+        against(BEFORE, LOSS_ALONE, options=()),
+    ),
+    Scenario(
+        "numbers-not-seen-and-less-work",
+        "The backward pass is dropped, and the loss equal: no gain.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            less(computing(FINE, LOSS_ALONE), **{FLOPS: 10**12}),
+            baseline=recorded_of(FINE),
+        ),
     ),
     *(
         Scenario(

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS
@@ -99,6 +101,89 @@ def test_a_step_without_an_optimizer_has_the_gradients_that_it_leaves():
     assert found["gradient of bias"] == [[1.0]] * STEPS
 
 
+def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():
+    """Also if none is left for the next step."""
+    training = Training()
+    parameters = [*training.layer.parameters()]
+
+    def gradients():
+        training.model(torch.ones(4, WIDTH)).square().mean().backward()
+
+    gradients()
+    expected = thirds(parameters[0].grad)
+    training.optimizer.zero_grad()
+    found, options = taken(
+        lambda: (training.optimizer.step(gradients), training.optimizer.zero_grad())
+    )
+    assert found["gradient of 0.weight"][0] == pytest.approx(expected)
+    assert found[UPDATE][0][0] > 0
+    assert f"SGD, group 0: elements = {WIDTH * WIDTH + WIDTH}" in options
+
+
+def test_parameters_of_one_name_are_one():
+    """No gradient hides another: those of two models, or of two optimizers that step in turns."""
+    first, second = (nn.Linear(3, width) for width in (1, 2))
+
+    def step():
+        for model, times in ((first, 3.0), (second, 4.0)):
+            model.zero_grad()
+            (times * model.bias.sum()).backward()
+            torch.optim.SGD(model.parameters(), lr=0.0).step()
+
+    found, _ = taken(step)
+    assert found["gradient of bias"] == [[5.0, 4.0, 0.0]] * STEPS
+
+
+def test_a_step_that_lacks_a_gradient_has_zeros():
+    """An expert that only the second step asks keeps its step."""
+    model, calls = nn.Linear(3, 1), []
+
+    def step():
+        model.zero_grad()
+        calls.append(model.weight.sum() + (model.bias.sum() if calls else 0.0))
+        calls[-1].backward()
+
+    found, _ = taken(step)
+    assert found["gradient of bias"] == [[0.0], [1.0]]
+
+
+def test_a_gradient_of_complex_numbers_has_a_norm():
+    """And its parameter an update."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.full((1,), 3.0 + 4.0j))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step():
+        model.zero_grad()
+        (model.weight * model.weight.conj()).real.sum().backward()
+        optimizer.step()
+
+    found, _ = taken(step)
+    assert found["gradient of weight"][0] == [6.0, 8.0]
+    assert found[UPDATE][0] == [pytest.approx(10.0)]
+
+
+@pytest.mark.parametrize(
+    "roots",
+    [
+        lambda loss: (one for one in [loss, loss]),
+        lambda loss: [get_gradient_edge(loss), get_gradient_edge(loss)],
+    ],
+    ids=["generator", "edges"],
+)
+def test_a_backward_pass_starts_from_whatever_torch_takes(roots):
+    """An iterator is read once, and an edge of the graph has no loss."""
+    model = nn.Linear(3, 1)
+
+    def step():
+        model.zero_grad()
+        loss = model.bias.sum()
+        torch.autograd.backward(roots(loss), grad_tensors=[torch.tensor(1.0)] * 2)
+
+    found, _ = taken(step)
+    assert found["gradient of bias"] == [[2.0]] * STEPS
+
+
 def test_what_is_not_finite_is_known_as_such():
     """A gradient that overflows has no norm, in the step where it does."""
     training = Training()
@@ -125,6 +210,32 @@ def test_the_options_that_change_the_mathematics_are_known_by_group():
     assert {"AdamW, group 0: lr = 0.3, 0.15", f"AdamW, group 1: elements = {WIDTH}"} <= {*options}
     assert f"AdamW, group 0: elements = {WIDTH * WIDTH}" in options
     assert not [one for one in options if "foreach" in one]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"weight_decay": 0}, "weight_decay = 0.0"),
+        ({"lr": torch.tensor(0.3)}, "lr = 0.3"),
+        ({"betas": [0.9, 0.99]}, "betas = (0.9, 0.99)"),
+        ({"betas": (0.9, numpy.float64(0.99))}, "betas = (0.9, 0.99)"),
+    ],
+)
+def test_an_option_has_one_form(made, said):
+    """Whatever the type of its value."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.layer.parameters(), **made)
+    assert f"AdamW, group 0: {said}" in taken(training.step)[1]
+
+
+def test_options_are_those_of_any_optimizer():
+    """With its own words; what a group holds besides is none."""
+    training = Training()
+    training.optimizer = torch.optim.RMSprop(training.layer.parameters(), alpha=0.5)
+    training.optimizer.param_groups[0] |= {"hook": print, "state": torch.ones(3)}
+    _, options = taken(training.step)
+    assert "RMSprop, group 0: alpha = 0.5" in options
+    assert not [one for one in options if "hook" in one or "state" in one]
 
 
 def test_nothing_hears_the_steps_that_follow():

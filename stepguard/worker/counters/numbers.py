@@ -1,19 +1,23 @@
 """The numbers that a step computes: its loss, the norms of its gradients and of its update.
 
 Steps that compute the same have the same numbers, but for the order of sums. A gradient counts as
-it is when the optimizer steps: added up, exchanged, unscaled and clipped. Nothing is read from the
-device before all steps have run, and no memory is taken but a few KiB.
+it is when the optimizer steps: added up, exchanged, unscaled and clipped. Those of one name,
+or that a step takes several times, count together. Nothing is read from the device before all steps
+have run, and no memory is taken but a few KiB.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from numbers import Real
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
+from torch.nn.functional import pad
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS, setting
@@ -22,10 +26,8 @@ from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.tally import RankStep, Tally
 
 STEPS = 2  # the second one computes with what the first one's update left
-# What changes the mathematics of an optimizer. fused, foreach and capturable do not.
-OPTIONS = """
-lr weight_decay decoupled_weight_decay betas momentum dampening nesterov eps amsgrad maximize
-""".split()
+# What of a group of an optimizer does not change its mathematics.
+FORM = "params param_names initial_lr fused foreach capturable differentiable".split()
 # Single precision adds up so many squares at a time, double precision their sums. A tensor of
 # doubles as large as a parameter would be memory that the step does not need.
 ROW = 1024
@@ -53,7 +55,7 @@ class StepReader:
         self._roots: list[Tensor] = []  # losses of this step that a backward pass began with
         self._stepped = False
         self._before: list[tuple[Tensor, Tensor]] = []  # parameters and their sampled elements
-        self._options: dict[str, dict[str, None]] = {}  # of the optimizers, with their values
+        self._options: dict[str, list[object]] = {}  # of the optimizers, with their values
 
     def step(self) -> None:
         """Run a step and take its numbers."""
@@ -61,11 +63,11 @@ class StepReader:
         self._roots, self._stepped = [], False
         with self._listening():
             returned = self._counted.step()
-        losses = [returned] if isinstance(returned, Tensor) and _is_loss(returned) else self._roots
+        losses: list[Any] = [returned] if _is_loss(returned) else self._roots
         if losses:
-            exact = [loss.detach().double().reshape(()) for loss in losses]
-            self._taken[-1][LOSS] = torch.stack(exact).sum()
-        if self._roots and not self._stepped:
+            exact = [_local(loss).double().to(losses[0].device) for loss in losses]
+            self._taken[-1][LOSS] = torch.cat(exact).sum()
+        if WHOLE in self._taken[-1] and not self._stepped:
             self._take_gradients(self._parameters(), None)
 
     @contextmanager
@@ -74,9 +76,9 @@ class StepReader:
         backward = torch.autograd.backward
 
         def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            roots = (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
             self._roots += [root.detach() for root in roots if _is_loss(root)]
-            backward(tensors, *args, **kwargs)
+            backward(roots, *args, **kwargs)
             if not self._stepped:
                 norms = [_norm(_local(one.grad)) for one in self._parameters() if _has(one)]
                 if norms:
@@ -90,33 +92,45 @@ class StepReader:
             stack.callback(end.remove)
             yield
 
-    def _begin(self, optimizer: Any) -> None:
+    def _begin(self, optimizer: Any, closure: bool) -> None:
         self._stepped = True
-        for index, group in enumerate(optimizer.param_groups):
-            who = f"{type(optimizer).__name__}, group {index}"
-            said = {name: group[name] for name in OPTIONS if name in group}
-            # Without a gradient an optimizer leaves a parameter alone, frozen or forgotten.
-            said["elements"] = sum(one.numel() for one in group["params"] if _has(one))
-            for name, it in said.items():
-                self._options.setdefault(f"{who}: {name}", {})[str(_said(it))] = None
-        owned = [one for group in optimizer.param_groups for one in group["params"]]
-        # The fused kernel will divide by it.
-        self._take_gradients(owned, getattr(optimizer, "grad_scale", None))
-        self._before = [(one, _sample(one)) for one in owned if _has(one)]
+        if not closure:
+            self._take(optimizer)
+        owned = (one for group in optimizer.param_groups for one in group["params"])
+        self._before = [(one, _sample(one)) for one in owned if closure or _has(one)]
 
-    def _end(self, optimizer: Any) -> None:
+    def _end(self, optimizer: Any, closure: bool) -> None:
+        if closure:  # it has computed the gradients that the optimizer used
+            self._take(optimizer)
         moved = [_norm(_sample(one).double() - before.double()) for one, before in self._before]
         earlier = self._taken[-1].get(UPDATE)
         if moved:
             self._taken[-1][UPDATE] = _together(moved if earlier is None else [*moved, earlier])
         self._before = []
 
+    def _take(self, optimizer: Any) -> None:
+        for index, group in enumerate(optimizer.param_groups):
+            who = f"{type(optimizer).__name__}, group {index}"
+            said = {name: it for name, it in group.items() if name not in FORM and _is_option(it)}
+            # Without a gradient an optimizer leaves a parameter alone, frozen or forgotten.
+            elements = sum(one.numel() for one in group["params"] if _has(one))
+            for name, it in {**said, "elements": str(elements)}.items():
+                value = it.detach().clone() if isinstance(it, Tensor) else it
+                self._options.setdefault(f"{who}: {name}", []).append(value)
+        owned = [one for group in optimizer.param_groups for one in group["params"]]
+        # The fused kernel will divide by it.
+        self._take_gradients(owned, getattr(optimizer, "grad_scale", None))
+
     def _take_gradients(self, parameters: list[Tensor], scale: Tensor | None) -> None:
         for one in filter(_has, parameters):
             norms = torch.stack([*map(_norm, _local(one.grad).chunk(len(THIRDS)))])
             if scale is not None:
                 norms = norms / scale.to(norms.device)
-            self._taken[-1][self._name(one)] = norms
+            name = self._name(one)
+            if (earlier := self._taken[-1].get(name)) is not None:
+                sides = earlier, norms.to(earlier.device)
+                norms = torch.hypot(*(pad(side, (0, len(THIRDS) - len(side))) for side in sides))
+            self._taken[-1][name] = norms
 
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) not in self._names:
@@ -128,19 +142,28 @@ class StepReader:
 
     def options(self) -> list[str]:
         """Return "AdamW, group 0: lr = 0.001, 0.002" for each option, with the values of steps."""
-        return [setting(name, ", ".join(values)) for name, values in sorted(self._options.items())]
+        return [
+            setting(name, ", ".join(dict.fromkeys(str(_said(value)) for value in values)))
+            for name, values in sorted(self._options.items())
+        ]
 
     def read(self) -> dict[str, list[list[float | None]]]:
-        """Read all numbers from the device, once. Return by name those of each step."""
-        each = [(name, it.reshape(-1)) for taken in self._taken for name, it in taken.items()]
+        """Read all numbers from the device, once. Return by name those of each step; zeros for a
+        step that lacks what another step has.
+        """
+        each = [
+            (step, name, it.reshape(-1))
+            for step, taken in enumerate(self._taken)
+            for name, it in taken.items()
+        ]
         if not each:
             return {}
-        device = each[-1][1].device
-        read = iter(torch.cat([it.to(device) for _, it in each]).tolist())
+        device = each[-1][2].device
+        read = iter(torch.cat([it.to(device) for _, _, it in each]).tolist())
         by_name: dict[str, list[list[float | None]]] = {}
-        for name, it in each:
+        for step, name, it in each:
             known = [number if math.isfinite(number) else None for number in islice(read, len(it))]
-            by_name.setdefault(name, []).append(known)
+            by_name.setdefault(name, [[0.0] * len(it) for _ in self._taken])[step] = known
         return by_name
 
 
@@ -159,27 +182,26 @@ def _names(frozen: int) -> dict[int, tuple[str, Tensor]]:
     return names
 
 
-def _outside(hook: Callable[[Any], None]) -> Callable[..., None]:
+def _outside(hook: Callable[[Any, bool], None]) -> Callable[..., None]:
     """Return a hook of an optimizer's step that does nothing while the step is only being compiled,
-    or captured in a CUDA graph.
+    or captured in a CUDA graph. It is told whether the step has a closure.
     """
 
-    def called(optimizer: Any, args: object, kwargs: object) -> None:
+    def called(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
         if not (torch.compiler.is_compiling() or capturing):
             with torch.no_grad():
-                hook(optimizer)
+                hook(optimizer, any(map(callable, (*args[1:], kwargs.get("closure")))))
 
     return called
 
 
-def _is_loss(tensor: Tensor) -> bool:
-    return bool(tensor.numel() == 1 and tensor.is_floating_point())
+def _is_loss(root: Any) -> bool:
+    return isinstance(root, Tensor) and root.numel() == 1 and root.is_floating_point()
 
 
 def _has(parameter: Tensor) -> bool:
-    """Tell whether the parameter has a gradient whose norm is taken."""
-    return parameter.grad is not None and parameter.grad.is_floating_point()
+    return parameter.grad is not None
 
 
 def _local(tensor: Any) -> Tensor:
@@ -187,6 +209,8 @@ def _local(tensor: Any) -> Tensor:
     whole = tensor.detach()
     if whole.is_sparse:
         whole = whole.coalesce().values()
+    if whole.is_complex():
+        whole = torch.view_as_real(whole.resolve_conj())
     share: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
     return share.reshape(-1)
 
@@ -210,10 +234,19 @@ def _sample(parameter: Tensor) -> Tensor:
     return flat[:: -(-flat.numel() // SAMPLED) or 1].clone()
 
 
+def _is_option(value: object) -> bool:
+    """Tell whether a group's value is an option: plain, or a tensor with one number."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_option, value))
+    return _is_loss(value) or isinstance(value, Real | str | None)
+
+
 def _said(value: object) -> object:
-    """Return an option's value; of a tensor, which an optimizer may change on the device, none. The
-    last digits of a schedule follow from the order of its products.
+    """Return an option's value in one form, whatever its type. The last digits of a schedule follow
+    from the order of its products.
     """
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    return "a tensor" if isinstance(value, Tensor) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(_said, value))
+    if isinstance(value, Tensor):
+        value = value.item()
+    return value if isinstance(value, bool | str | None) else float(f"{value:.6g}")
