@@ -5,8 +5,11 @@ import math
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS
@@ -118,6 +121,25 @@ def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():
     assert found["gradient of 0.weight"][0] == pytest.approx(expected)
     assert found[UPDATE][0][0] > 0
     assert f"SGD, group 0: elements = {WIDTH * WIDTH + WIDTH}" in options
+
+
+def test_a_loss_of_sharded_parameters_is_one_beside_others():
+    """Of a model that is distributed over a mesh."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = distribute_module(nn.Linear(3, 1), init_device_mesh("cpu", (1,)))
+
+        def step():
+            model.zero_grad()
+            loss = model.bias.sum() * 2.0
+            loss.backward()
+            return loss.detach()
+
+        found, _ = taken(step)
+    finally:
+        dist.destroy_process_group()
+    assert found["gradient of bias"] == [[2.0]] * STEPS
+    assert LOSS in found
 
 
 def test_parameters_of_one_name_are_one():
