@@ -74,7 +74,7 @@ def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdi
     options, figures = tuple(_options(now, past)), None
     said = Status.CHANGED, Reason.WORK_MOVED
     if apart := new.apart or old.apart:
-        figures = MovedNumbers(why=apart)
+        figures = MovedNumbers(why=apart, revision="" if new.apart else "before")
         said = said if options else (Status.SAME, Reason.NOT_JUDGED)  # options are no chance
     elif counts[0] and not counts[1]:
         figures = MovedNumbers(why="no loss and no gradient is seen any more")

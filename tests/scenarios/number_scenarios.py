@@ -95,6 +95,13 @@ NUMBERED = (
         against(BEFORE, numbers(3.1, apart=APART)),
     ),
     Scenario(
+        "numbers-of-launches-differed",
+        "The step has a seed now: launches disagreed when it was recorded.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(BEFORE, baseline=recorded_of(computing(BEFORE, numbers(3.1, apart=APART), ADAMW))),
+    ),
+    Scenario(
         "numbers-of-launches-differ-and-an-option",
         "Options are no chance: another eps counts, whatever the step draws.",
         "CHANGED",
