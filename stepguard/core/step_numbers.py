@@ -42,14 +42,13 @@ class StepNumbers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def first_not_finite(self) -> str:
-        """Return the first number that is not finite, "gradient of wte.weight in step 2"; else
-        empty.
+        """Return the first number that is not finite and stays so, "gradient of wte.weight in step
+        2"; else empty. A scaler of losses leaves out steps whose gradients overflow.
         """
         found = [
-            (step, name)
+            (next(step for step, parts in enumerate(steps, 1) if None in parts), name)
             for name, steps in self.listed
-            for step, parts in enumerate(steps, 1)
-            if None in parts
+            if None in steps[-1]
         ]
         return "{1} in step {0}".format(*min(found, key=lambda each: each[0])) if found else ""
 

@@ -45,8 +45,13 @@ def test_one_launch_is_no_level_of_a_time():
 
 
 def test_numbers_that_are_not_finite_are_no_level():
-    """The first of them is named, with its step."""
-    numbers = StepNumbers(listed=[("loss", [[9.0], [None]]), ("gradient of a", [[1.0], [None]])])
+    """The first of them is named, with its step. A step that a scaler left out is no reason."""
     found = evidence()
-    found = replace(found, counts=replace(found.counts, numbers=numbers))
-    assert "loss in step 2 is not finite" in unfit_to_record(found)
+
+    def of(*listed):
+        counts = replace(found.counts, numbers=StepNumbers(listed=[*listed]))
+        return unfit_to_record(replace(found, counts=counts))
+
+    lost = ("loss", [[9.0], [None]]), ("gradient of a", [[1.0], [None]])
+    assert "loss in step 2 is not finite" in of(*lost)
+    assert of(("loss", [[9.0], [9.0]]), ("gradient of a", [[None], [1.0]])) == ""
