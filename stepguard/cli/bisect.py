@@ -52,11 +52,11 @@ from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.other_python import survey_other
 from stepguard.measure.bisection import (
-    Answer,
+    Asked,
+    Half,
     Interpreters,
     Move,
     Range,
-    Side,
     commits_between,
     moves_of,
     next_of,
@@ -81,7 +81,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of a search: what was asked after the proof."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA)]
-    answers: list[Answer]
+    answers: list[Asked]
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -166,15 +166,15 @@ class Search:
         with self._step(step):
             return self._pairs(new, old, self.case)
 
-    def ask(self, one: str, sought: Move) -> Answer:
+    def ask(self, one: str, sought: Move) -> Asked:
         """Return whose side it is on. The answer is kept."""
         began = time.monotonic()
         with self._step(f"half-{len(self.answers) + 1}"):
             verdict = self._beside_good(one, sought)
         side, took_s = side_of(verdict, sought), round(time.monotonic() - began, 1)
         otherwise = f"moved otherwise: {headline(verdict)}" if moves_of(verdict) else ""
-        text = otherwise if side is Side.GOOD else headline(verdict)
-        self.answers.append(Answer(one, side, text, took_s))
+        text = otherwise if side is Half.GOOD else headline(verdict)
+        self.answers.append(Asked(one, side, text, took_s))
         save(self._path, Kept(SCHEMA, self.answers), SCHEMA, "then repeat the command")
         return self.answers[-1]
 

@@ -28,19 +28,19 @@ Move = tuple[str, int]  # a metric, and in which direction: 1, -1, or 0 if it ha
 MOVED = (Status.SLOWER, Status.CHANGED, Status.FASTER)
 
 
-class Side(Enum):
-    """Whose side a commit or an interpreter is on: whether it has the move."""
+class Half(Enum):
+    """The half of the search that a commit or an interpreter is in: has it the move?"""
 
     GOOD = "without it"
     BAD = "with it"
     SKIPPED = "skipped"  # it does not run, or nothing decides
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a commit or an interpreter."""
 
     of: str
-    side: Side
+    side: Half
     text: str  # the verdict's first line; empty if nothing moved
     took_s: float
 
@@ -151,22 +151,22 @@ def _sign(new: float, old: float) -> int:
     return (new > old) - (new < old)
 
 
-def side_of(verdict: Verdict, sought: Move) -> Side:
+def side_of(verdict: Verdict, sought: Move) -> Half:
     """Return whose side a commit or an interpreter is on, by its verdict beside GOOD."""
     if sought in moves_of(verdict):
-        return Side.BAD
+        return Half.BAD
     of_metric = [one for one in verdict.metrics if one.metric == sought[0]]
     known = all(one.status in (*MOVED, Status.SAME) for one in of_metric)
     compared = bool(of_metric) and all(one.old is not None for one in of_metric)
-    return Side.GOOD if known and (compared or not verdict.whole) else Side.SKIPPED
+    return Half.GOOD if known and (compared or not verdict.whole) else Half.SKIPPED
 
 
-def next_of(between: Range, answers: Sequence[Answer]) -> tuple[str, tuple[str, ...]]:
+def next_of(between: Range, answers: Sequence[Asked]) -> tuple[str, tuple[str, ...]]:
     """Return what to ask next, and what may have the move first. Nothing is asked if one is left,
     or if all others were skipped.
     """
-    goods = [between.good, *(one.of for one in answers if one.side is Side.GOOD)]
-    bad = next((one.of for one in reversed(answers) if one.side is Side.BAD), between.bad)
+    goods = [between.good, *(one.of for one in answers if one.side is Half.GOOD)]
+    bad = next((one.of for one in reversed(answers) if one.side is Half.BAD), between.bad)
     known, left = {bad, *(one.of for one in answers)}, tuple[str, ...]()
     for left in between.left(bad, goods):
         if asked := next((one for one in left if one not in known), ""):
