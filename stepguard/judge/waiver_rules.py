@@ -10,7 +10,7 @@ from datetime import date
 
 from msgspec.structs import replace
 
-from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
+from stepguard.core.metrics import GATEABLE, METRICS, NUMBERS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -92,8 +92,9 @@ def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, f
 
 def _covers(value: int, metric: str, old: float, new: float) -> bool:
     if METRICS[metric].exact:
-        # CHANGED with equal totals means other operators, which no total covers.
-        return new == value and new != old
+        # CHANGED with equal totals means other operators, which no total covers. Nor do as many
+        # numbers have to be the same.
+        return new == value and new != old and metric != NUMBERS
     return new <= value
 
 

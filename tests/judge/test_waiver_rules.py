@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.evidence import Fault
-from stepguard.core.metrics import GATEABLE, METRICS
+from stepguard.core.metrics import GATEABLE, METRICS, NUMBERS
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.waiver_rules import MAX_DAYS, problem_of, suggested_size
+from stepguard.judge.waiver_rules import MAX_DAYS, effect_of, problem_of, suggested_size
 from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
@@ -91,6 +91,13 @@ def test_what_a_waiver_covers(found, one, today, effect):
     verdict = judged(found, one, today=today)
     assert [outcome.effect for outcome in verdict.permissions] == [effect]
     assert bool(verdict.waived_until) is (effect is Effect.ALLOWED)
+
+
+def test_no_waiver_covers_numbers():
+    """How many there are says nothing of them."""
+    more = MetricVerdict(NUMBERS, Status.CHANGED, Reason.WORK_MOVED, 43.0, 44.0, gated=True)
+    assert effect_of(waiver(NUMBERS, value=44), more, TODAY) is Effect.EXCEEDED
+    assert suggested_size(more) is None
 
 
 def test_another_case_is_not_touched():
