@@ -210,8 +210,8 @@ class Search:
 
     def _pairs(self, new: str, old: str, case: Case) -> Comparison:
         with self.between.sides(self._bench, case, new, old) as (bench, other):
-            rest = Question(), self._line.stage, lambda so_far: so_far
-            pairs = measure_beside(case, bench, other, *rest, budget_s=60 * BUDGET_MIN)
+            asked, budget_s = Question(), 60.0 * BUDGET_MIN
+            pairs = measure_beside(case, bench, other, asked, self._line.stage, budget_s=budget_s)
             replace_file(bench.folder / COMPARISON, to_json(pairs))
         _refuse(pairs.head)
         return pairs

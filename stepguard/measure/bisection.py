@@ -139,16 +139,16 @@ def moves_of(verdict: Verdict) -> list[Move]:
     """Return what moved, the worst first."""
     work, found = verdict.figures, []
     if isinstance(work, WorkMoved):
-        found = [(work.metric, _sign(max(work.new, default=0), max(work.old, default=0)))]
+        found = [(work.metric, _sign(max(work.new, default=0) - max(work.old, default=0)))]
     return found + [
-        (one.metric, _sign(one.new or 0, one.old or 0))
+        (one.metric, _sign(one.rise))
         for one in worst_first(verdict.moved)
         if one.status in MOVED and (one.old is not None or not verdict.whole)
     ]
 
 
-def _sign(new: float, old: float) -> int:
-    return (new > old) - (new < old)
+def _sign(rise: float) -> int:
+    return (rise > 0) - (rise < 0)
 
 
 def side_of(verdict: Verdict, sought: Move) -> Half:

@@ -42,6 +42,7 @@ from stepguard.measure.plan import (
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, WorkersFailed
 from stepguard.measure.warm_up import Protocol, protocol_of
 
+SEGMENTS_LIMIT_S = 120.0  # in addition to three times their expected time
 PROFILE_LEAD_S = 0.5  # steps before a profile: what came before may have left other clocks
 DIFFERENCES = ("sync_overhead",)
 COUNTING = "counting launch"
@@ -366,9 +367,6 @@ def ask_ranks(
     return [answer.returned for answer in answers]
 
 
-LIMIT_S = 120.0  # in addition to three times the expected time of the segments
-
-
 def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
     series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
@@ -382,7 +380,7 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
     discarded: list[Block] = []
     while (left := pairs_wanted - len(pairs)) > 0:
         in_a_series = protocol.pairs_in_a_series
-        lead, order = _order(protocol, in_a_series, not pairs)
+        lead, order = _segments(protocol, in_a_series, not pairs)
         left_s = -(-left // in_a_series) * len(order) * steps * step_s
         launch.show(f"{words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
         measure = partial(_series, launch, order, steps)
@@ -391,7 +389,7 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
     return Difference(name, tuple(pairs))
 
 
-def _order(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:
+def _segments(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:
     """Return how many segments of a series do not count, and the variants of all its segments."""
     # The first segment of a series does not count, since a pause came before it. Before the first
     # series more segments run. The warm-up has pauses and segments have none, so the clocks settle
@@ -405,7 +403,9 @@ def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Bl
     block only shows whether the machine was disturbed and whether the clocks agree.
     """
     seconds = len(order) * steps * launch.warmup.step_s
-    ranks = launch.ask("alternate", limit_s=LIMIT_S + 3 * seconds, order=order, steps=steps)
+    ranks = launch.ask(
+        "alternate", limit_s=SEGMENTS_LIMIT_S + 3 * seconds, order=order, steps=steps
+    )
     wall_ms = tuple(sum(rank.segments_ms) * steps for rank in ranks)
     outside_ms = ranks[0].outside_ms
     return Block(len(order) * steps, wall_ms, wall_ms, (), outside_ms=outside_ms), ranks

@@ -56,7 +56,7 @@ def measure_beside(
     other: Other,
     asked: Question,
     progress: Progress,
-    keep: Callable[[Comparison], Comparison],
+    keep: Callable[[Comparison], Comparison] = lambda pairs: pairs,
     alpha: float = ALPHA,
     budget_s: float = inf,
 ) -> Comparison:

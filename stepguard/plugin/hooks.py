@@ -69,7 +69,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         run.plan(session.items)
     if hasattr(session.config, "workerinput"):
         ours = [item for item in session.items if asks_for_perf(item)]
-        session.items[:] = [item for item in session.items if item not in ours[1:]]
+        others = {*ours[1:]}
+        session.items[:] = [item for item in session.items if item not in others]
         if ours:
             front = counted(len(ours), "performance case")
             ours[0].stash[_REFUSED] = f"{front} cannot share a machine: run without -n"

@@ -130,7 +130,7 @@ def bisected(shell, monkeypatch):
     def alone(case, bench, asked, progress):
         return replace(asked, now=in_tree(case, bench))
 
-    def beside(case, bench, other, asked, progress, keep, budget_s):
+    def beside(case, bench, other, asked, progress, budget_s):
         head = in_tree(case, bench)
         base = json.loads((other.tree.root / "state.json").read_text())
         return Comparison("good", head, evidence(case, replace(bench, root=other.tree.root), base))

@@ -188,7 +188,7 @@ def compared(bench, factory, rev, params=None, most=MOST_PAIRS, gates=GATES, dat
     with tree_of(bench.root, rev) as tree, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "need", needs)
         quiet = lambda shown: None  # noqa: E731
-        return measure_beside(case, bench, Other(tree), Question(), quiet, quiet)
+        return measure_beside(case, bench, Other(tree), Question(), quiet)
 
 
 def starting(root, *arguments):

@@ -40,8 +40,8 @@ _BY_COPY = {  # ... or by the beginning of the name of the copy that is waited f
 
 def site_here(what: str, phases: Phases) -> Site:
     """Return the line that runs now, outside of torch and this engine. Its phase is the one that
-    the workload names, or else the one that torch's frames show. A phase that a workload enters
-    lasts until the next one, but a backward pass ends where its frames do.
+    the workload names, or else the one that torch shows. A phase that a workload enters lasts until
+    the next one, but a backward pass is over when autograd's is.
     """
     # A variable with this call's own frame would be a cycle. Until the cycle is collected, the
     # tensors of all callers would stay alive.
