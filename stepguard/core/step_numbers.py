@@ -13,8 +13,8 @@ import msgspec
 
 LOSS = "loss"
 WHOLE = "all gradients before the optimizer"
-UPDATE = "update of all parameters"
-OF_PARAMETER = "gradient of "
+GRADIENT = "gradient of "
+UPDATE = "update of "
 
 # Of a parameter's gradient. Query, key and value are often one parameter, and a wrong scale of
 # attention moves no other norm by as much as that of key and query.

@@ -17,8 +17,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.step_numbers import (
+    GRADIENT,
     LOSS,
-    OF_PARAMETER,
     THIRDS,
     UPDATE,
     WHOLE,
@@ -32,12 +32,12 @@ from stepguard.core.verdict import MetricVerdict, PartMove
 # precision. Honest changes of form moved gradients by 0.014 and 3.7e-6, losses by 1.3e-4 and
 # 2.2e-7, the norm before the optimizer by 0.0038 and 1.2e-6, updates by 0.0024 and 1.5e-7.
 LIMITS = {
-    OF_PARAMETER: (0.03, 3e-5),
+    GRADIENT: (0.03, 3e-5),
     LOSS: (2e-4, 2e-6),
     WHOLE: (0.01, 8e-6),
     UPDATE: (0.006, 2e-6),
 }
-# A part of a gradient counts as at least this share of the norm of all: the bias of attention's key
+# A number counts as at least this share of the norm of all of its kind: the bias of attention's key
 # has no gradient but rounding.
 FLOOR_SHARE = 1e-3
 SHOWN = 3  # moves
@@ -100,16 +100,16 @@ def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
     """
 
     def order(move: Move) -> tuple[bool, int, bool, float]:
-        return not math.isinf(move.size), move.step, move.name == UPDATE, -move.size
+        return not math.isinf(move.size), move.step, move.kind == UPDATE, -move.size
 
     return sorted((move for move in moves_of(now, past) if move.size > 1), key=order)
 
 
 def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:
     """Yield by how much of its limit each number moved that both sides have."""
-    fine, totals = now.single or past.single, _totals(past)
+    fine, totals = now.single or past.single, {kind: _totals(past, kind) for kind in LIMITS}
     for name, here, there in _matched(now.of_steps, past.of_steps):
-        yield from _moves(name, here, there, totals, fine)
+        yield from _moves(name, here, there, totals[_kind(name)], fine)
 
 
 def _lost(now: Mapping[str, Steps], past: Mapping[str, Steps]) -> list[str]:
@@ -124,29 +124,27 @@ def _matched(
     now: Mapping[str, Steps], past: Mapping[str, Steps]
 ) -> Iterator[tuple[str, Steps, Steps]]:
     """Yield each number that both sides have. If parameters have other names, and are as many as
-    before, they are taken in their order. Else one without a gradient has zeros, if others have
-    gradients.
+    before, they are taken in their order. Else one that a side lacks has zeros there, if the side
+    has others of its kind.
     """
-    new, old = ([name for name in side if name.startswith(OF_PARAMETER)] for side in (now, past))
-    renamed = {*new} != {*old} and len(new) == len(old)
-    pairs = zip(new, old, strict=True) if renamed else ((name, name) for name in {**now, **past})
-    both = dict(pairs) if new and old else {}
-    both |= {name: name for name in (LOSS, WHOLE, UPDATE)}
-    for name, other in both.items():
-        here, there = now.get(name), past.get(other)
-        if _kind(name) == OF_PARAMETER:
-            here, there = here or _zeros(there), there or _zeros(here)
-        if here and there:
-            yield name, here, there
+    for kind in LIMITS:
+        new, old = ([name for name in side if _kind(name) == kind] for side in (now, past))
+        if not (new and old):
+            continue
+        if len(new) != len(old) or {*new} == {*old}:
+            new = old = [*dict.fromkeys(new + old)]
+        for name, other in zip(new, old, strict=True):
+            here, there = now.get(name), past.get(other)
+            yield name, here or _zeros(there), there or _zeros(here)
 
 
 def _zeros(like: Steps | None) -> Steps:
     return [[0.0] * len(parts) for parts in like or ()]
 
 
-def _totals(of: StepNumbers) -> list[float]:
-    """Return by step the norm of all parameters' gradients together, of those that are finite."""
-    parts = (steps for name, steps in of.listed if name.startswith(OF_PARAMETER))
+def _totals(of: StepNumbers, kind: str) -> list[float]:
+    """Return by step the norm of all numbers of a kind together, of those that are finite."""
+    parts = (steps for name, steps in of.listed if _kind(name) == kind)
     return [
         math.hypot(*(number for each in step if each for number in each if number is not None))
         for step in zip_longest(*parts)
@@ -159,11 +157,10 @@ def _moves(
     """Yield by how much of its limit each part of a number moved, in each step."""
     kind = _kind(name)
     for step, (here, there) in enumerate(zip(new, old, strict=False)):
-        least = FLOOR_SHARE * totals[step] if kind == OF_PARAMETER else 0.0
         for part, (now, then) in enumerate(zip(here, there, strict=False)):
             size = math.inf
             if now is not None and then is not None:
-                allowed = LIMITS[kind][fine] * max(abs(then), least)
+                allowed = LIMITS[kind][fine] * max(abs(then), FLOOR_SHARE * totals[step])
                 moved = abs(now - then)
                 size = moved / allowed if allowed else math.inf if moved else 0.0
             elif now is then:  # neither is finite
@@ -173,7 +170,7 @@ def _moves(
 
 
 def _kind(name: str) -> str:
-    return name if name in LIMITS else OF_PARAMETER
+    return next(kind for kind in LIMITS if name.startswith(kind))
 
 
 def _options(now: Recording, past: Recording) -> Iterator[PartMove]:

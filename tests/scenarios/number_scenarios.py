@@ -5,8 +5,8 @@ from inputs import LOSS_ALONE, OPERATORS, computing, counted_in, counting, pairs
 from scenario import Run, Scenario
 
 from stepguard.core.metrics import FLOPS
-from stepguard.core.step_numbers import LOSS, UPDATE, WHOLE, StepNumbers
-from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS, OF_PARAMETER
+from stepguard.core.step_numbers import GRADIENT, LOSS, UPDATE, WHOLE, StepNumbers
+from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS
 
 LAYERS = range(12)
 ATTENTION = "gradient of h.{}.attn.c_attn.weight"
@@ -55,8 +55,8 @@ NUMBERED = (
         "CHANGED",
         "WORK_MOVED",
         against(
-            computing(BEFORE, numbers(instead={UPDATE: [[0.002]] * 2}), ADAMW),
-            numbers(10.975, 0.0213, instead={UPDATE: [[0.0035]] * 2}),
+            computing(BEFORE, numbers(instead={f"{UPDATE}wte.weight": [[0.002]] * 2}), ADAMW),
+            numbers(10.975, 0.0213, instead={f"{UPDATE}wte.weight": [[0.0035]] * 2}),
         ),
     ),
     Scenario(
@@ -152,7 +152,7 @@ NUMBERED = (
         )
         for of in (COARSE, SINGLE)
         for kind, base, field in (
-            (OF_PARAMETER, 0.0121, "attention"),
+            (GRADIENT, 0.0121, "attention"),
             (LOSS, 10.98, "loss"),
             (WHOLE, 1.0, "whole"),
         )
@@ -168,7 +168,7 @@ NUMBERED = (
         "same",
         "WITHIN_LIMIT",
         Run(
-            computing(evidence(), numbers(attention=0.9 * LIMITS[OF_PARAMETER][0] * FLOOR_SHARE)),
+            computing(evidence(), numbers(attention=0.9 * LIMITS[GRADIENT][0] * FLOOR_SHARE)),
             baseline=recorded_of(computing(evidence(), numbers(attention=0.0))),
         ),
     ),

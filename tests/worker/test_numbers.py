@@ -82,7 +82,8 @@ def test_each_parameter_has_the_norms_that_its_optimizer_saw(form):
         assert found[WHOLE][step] == [pytest.approx(scale * whole, rel=1e-6)]
         weight, bias = (float(one.double().norm()) for one in moved)
         sampled = 0.5**0.5 * weight  # every second element of the weight
-        assert found[UPDATE][step] == [pytest.approx(math.hypot(sampled, bias), rel=0.1)]
+        assert found[f"{UPDATE}0.weight"][step] == [pytest.approx(sampled, rel=0.1)]
+        assert found[f"{UPDATE}0.bias"][step] == [pytest.approx(bias)]
     again = Training().step
     assert found[LOSS] == [[pytest.approx(float(again()), rel=1e-6)] for _ in range(STEPS)]
 
@@ -104,6 +105,43 @@ def test_a_step_without_an_optimizer_has_the_gradients_that_it_leaves():
     assert found["gradient of bias"] == [[1.0]] * STEPS
 
 
+def by_hand(model):
+    return torch.autograd.grad(model(torch.ones(2, 3)).mean(), [*model.parameters()])
+
+
+def penalised(model):
+    """Gradients of data, and then those of the optimizer's parameters."""
+    model.zero_grad()
+    data = torch.ones(2, 3, requires_grad=True)
+    (force,) = torch.autograd.grad(model(data).mean(), data, create_graph=True)
+    (model(data).mean() + force.sum()).backward()
+
+
+def mapped(model):
+    """One gradient for each of a batch, and one inside of torch.func: no parameter's."""
+    each = model(torch.ones(3, 3)).squeeze()
+    torch.autograd.grad(each, model.bias, torch.eye(3), is_grads_batched=True)
+    torch.func.grad(lambda bias: bias.sum())(model.bias)
+    torch.func.vmap(torch.func.grad(lambda bias: bias.sum()))(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (by_hand, {LOSS, "gradient of weight", "gradient of bias"}),
+        (penalised, {LOSS, WHOLE, "gradient of weight", "gradient of bias"}),
+        (mapped, set()),
+    ],
+)
+def test_a_gradient_that_a_step_is_given_counts_as_one(step, names):
+    """Unless the step computes others that it leaves behind or gives to an optimizer."""
+    model = nn.Linear(3, 1)
+    found, _ = taken(lambda: step(model) and None)
+    assert {*found} == names
+    if names:
+        assert found["gradient of bias"] == [[1.0]] * STEPS
+
+
 def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():
     """Also if none is left for the next step."""
     training = Training()
@@ -119,7 +157,7 @@ def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():
         lambda: (training.optimizer.step(gradients), training.optimizer.zero_grad())
     )
     assert found["gradient of 0.weight"][0] == pytest.approx(expected)
-    assert found[UPDATE][0][0] > 0
+    assert found[f"{UPDATE}0.weight"][0][0] > 0
     assert f"SGD, group 0: elements = {WIDTH * WIDTH + WIDTH}" in options
 
 
@@ -182,7 +220,7 @@ def test_a_gradient_of_complex_numbers_has_a_norm():
 
     found, _ = taken(step)
     assert found["gradient of weight"][0] == [6.0, 8.0]
-    assert found[UPDATE][0] == [pytest.approx(10.0)]
+    assert found[f"{UPDATE}weight"][0] == [pytest.approx(10.0)]
 
 
 @pytest.mark.parametrize(
@@ -262,14 +300,14 @@ def test_options_are_those_of_any_optimizer():
 
 def test_nothing_hears_the_steps_that_follow():
     """A timed step runs none of this."""
-    training, backward = Training(), torch.autograd.backward
+    training, run = Training(), torch.autograd._engine_run_backward
     hooks = (
         torch_optimizer._global_optimizer_pre_hooks,
         torch_optimizer._global_optimizer_post_hooks,
     )
     before = [*map(len, hooks)]
     taken(training.step)
-    assert torch.autograd.backward is backward and [*map(len, hooks)] == before
+    assert torch.autograd._engine_run_backward is run and [*map(len, hooks)] == before
 
 
 def test_a_compiled_step_of_an_optimizer_is_not_compiled_anew():

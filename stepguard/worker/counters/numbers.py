@@ -16,12 +16,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 from torch.nn.functional import pad
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS, setting
-from stepguard.core.step_numbers import LOSS, OF_PARAMETER, THIRDS, UPDATE, WHOLE, StepNumbers
+from stepguard.core.step_numbers import GRADIENT, LOSS, THIRDS, UPDATE, WHOLE, StepNumbers
 from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.tally import RankStep, Tally
 
@@ -32,6 +31,7 @@ FORM = "params param_names initial_lr fused foreach capturable differentiable".s
 # doubles as large as a parameter would be memory that the step does not need.
 ROW = 1024
 SAMPLED = 1024  # elements of a parameter whose update is taken: a copy of all may be too large
+INPUTS = 3  # the argument behind the roots of a backward pass: what the gradients are of
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
@@ -53,6 +53,7 @@ class StepReader:
         self._names = _names(counted.frozen)  # of each parameter, by its id
         self._taken: list[dict[str, Tensor]] = []  # of each step
         self._roots: list[Tensor] = []  # losses of this step that a backward pass began with
+        self._returned: dict[str, Tensor] = {}  # norms of this step's torch.autograd.grad
         self._stepped = False
         self._before: list[tuple[Tensor, Tensor]] = []  # parameters and their sampled elements
         self._options: dict[str, list[object]] = {}  # of the optimizers, with their values
@@ -60,7 +61,7 @@ class StepReader:
     def step(self) -> None:
         """Run a step and take its numbers."""
         self._taken.append({})
-        self._roots, self._stepped = [], False
+        self._roots, self._returned, self._stepped = [], {}, False
         with self._listening():
             returned = self._counted.step()
         losses: list[Any] = [returned] if _is_loss(returned) else self._roots
@@ -69,23 +70,31 @@ class StepReader:
             self._taken[-1][LOSS] = torch.cat(exact).sum()
         if WHOLE in self._taken[-1] and not self._stepped:
             self._take_gradients(self._parameters(), None)
+        elif not self._stepped:
+            self._taken[-1] |= self._returned
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Hear backward passes and optimizers inside the block."""
-        backward = torch.autograd.backward
+        run = torch.autograd._engine_run_backward  # both torch.autograd.backward and .grad
 
-        def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            roots = (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
+        def heard(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            returned = run(roots, *args, **kwargs)
+            if any(map(_is_mapped, (*roots, *(returned or ())))):
+                return returned
             self._roots += [root.detach() for root in roots if _is_loss(root)]
-            backward(roots, *args, **kwargs)
-            if not self._stepped:
+            if returned:
+                for one, gradient in zip(args[INPUTS], returned, strict=True):
+                    if gradient is not None and id(one) in self._names:
+                        self._add(self._returned, GRADIENT, one, _thirds(gradient))
+            elif not self._stepped:
                 norms = [_norm(_local(one.grad)) for one in self._parameters() if _has(one)]
                 if norms:
                     self._taken[-1][WHOLE] = _together(norms)
+            return returned
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(torch.autograd, "backward", heard))
+            stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", heard))
             begin = torch_optimizer.register_optimizer_step_pre_hook(_outside(self._begin))
             stack.callback(begin.remove)
             end = torch_optimizer.register_optimizer_step_post_hook(_outside(self._end))
@@ -102,10 +111,9 @@ class StepReader:
     def _end(self, optimizer: Any, closure: bool) -> None:
         if closure:  # it has computed the gradients that the optimizer used
             self._take(optimizer)
-        moved = [_norm(_sample(one).double() - before.double()) for one, before in self._before]
-        earlier = self._taken[-1].get(UPDATE)
-        if moved:
-            self._taken[-1][UPDATE] = _together(moved if earlier is None else [*moved, earlier])
+        for one, before in self._before:
+            moved = _norm(_sample(one).double() - before.double())
+            self._add(self._taken[-1], UPDATE, one, moved.view(1))
         self._before = []
 
     def _take(self, optimizer: Any) -> None:
@@ -123,19 +131,19 @@ class StepReader:
 
     def _take_gradients(self, parameters: list[Tensor], scale: Tensor | None) -> None:
         for one in filter(_has, parameters):
-            norms = torch.stack([*map(_norm, _local(one.grad).chunk(len(THIRDS)))])
+            norms = _thirds(one.grad)
             if scale is not None:
                 norms = norms / scale.to(norms.device)
-            name = self._name(one)
-            if (earlier := self._taken[-1].get(name)) is not None:
-                sides = earlier, norms.to(earlier.device)
-                norms = torch.hypot(*(pad(side, (0, len(THIRDS) - len(side))) for side in sides))
-            self._taken[-1][name] = norms
+            self._add(self._taken[-1], GRADIENT, one, norms)
 
-    def _name(self, parameter: Tensor) -> str:
+    def _add(self, known: dict[str, Tensor], what: str, parameter: Tensor, norms: Tensor) -> None:
         if id(parameter) not in self._names:
             self._names[id(parameter)] = f"parameter {len(self._names)}", parameter
-        return OF_PARAMETER + self._names[id(parameter)][0]
+        name = what + self._names[id(parameter)][0]
+        if (earlier := known.get(name)) is not None:
+            sides = earlier, norms.to(earlier.device)
+            norms = torch.hypot(*(pad(side, (0, len(THIRDS) - len(side))) for side in sides))
+        known[name] = norms
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for _, parameter in self._names.values()]
@@ -213,6 +221,17 @@ def _local(tensor: Any) -> Tensor:
         whole = torch.view_as_real(whole.resolve_conj())
     share: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
     return share.reshape(-1)
+
+
+def _is_mapped(value: Any) -> bool:
+    """Tell whether a value stands for many: inside torch.func, or for a batch of gradients."""
+    keys = str(torch._C._dispatch_keys(value)) if isinstance(value, Tensor) else ""
+    return "FuncTorch" in keys or "Batched" in keys
+
+
+def _thirds(gradient: Any) -> Tensor:
+    """Return the norm of each third of a gradient."""
+    return torch.stack([*map(_norm, _local(gradient).chunk(len(THIRDS)))])
 
 
 def _norm(flat: Tensor) -> Tensor:
