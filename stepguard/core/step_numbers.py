@@ -14,6 +14,7 @@ import msgspec
 LOSS = "loss"
 WHOLE = "all gradients before the optimizer"
 GRADIENT = "gradient of "
+UPDATES = "update of all parameters"
 UPDATE = "update of "
 
 # Of a parameter's gradient. Query, key and value are often one parameter, and a wrong scale of

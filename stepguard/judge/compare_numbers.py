@@ -21,6 +21,7 @@ from stepguard.core.step_numbers import (
     LOSS,
     THIRDS,
     UPDATE,
+    UPDATES,
     WHOLE,
     StepNumbers,
     Steps,
@@ -30,12 +31,14 @@ from stepguard.core.verdict import MetricVerdict, PartMove
 
 # A number may move by this share of itself: where bf16, fp16 or tf32 rounds, and in single
 # precision. Honest changes of form moved gradients by 0.014 and 3.7e-6, losses by 1.3e-4 and
-# 2.2e-7, the norm before the optimizer by 0.0038 and 1.2e-6, updates by 0.0024 and 1.5e-7.
+# 2.2e-7, the norm before the optimizer by 0.0038 and 1.2e-6, all updates together by 0.0024 and
+# 1.5e-7, one parameter's by 0.14 and 1e-5: of a gradient that is rounding AdamW makes a whole step.
 LIMITS = {
     GRADIENT: (0.03, 3e-5),
     LOSS: (2e-4, 2e-6),
     WHOLE: (0.01, 8e-6),
-    UPDATE: (0.006, 2e-6),
+    UPDATES: (0.006, 2e-6),
+    UPDATE: (0.3, 3e-5),
 }
 # A number counts as at least this share of the norm of all of its kind: the bias of attention's key
 # has no gradient but rounding.
@@ -100,7 +103,7 @@ def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
     """
 
     def order(move: Move) -> tuple[bool, int, bool, float]:
-        return not math.isinf(move.size), move.step, move.kind == UPDATE, -move.size
+        return not math.isinf(move.size), move.step, move.kind in (UPDATE, UPDATES), -move.size
 
     return sorted((move for move in moves_of(now, past) if move.size > 1), key=order)
 

@@ -5,7 +5,7 @@ from inputs import LOSS_ALONE, OPERATORS, computing, counted_in, counting, pairs
 from scenario import Run, Scenario
 
 from stepguard.core.metrics import FLOPS
-from stepguard.core.step_numbers import GRADIENT, LOSS, UPDATE, WHOLE, StepNumbers
+from stepguard.core.step_numbers import GRADIENT, LOSS, UPDATE, UPDATES, WHOLE, StepNumbers
 from stepguard.judge.compare_numbers import FLOOR_SHARE, LIMITS
 
 LAYERS = range(12)
@@ -13,11 +13,12 @@ ATTENTION = "gradient of h.{}.attn.c_attn.weight"
 ADAMW = {"AdamW, group 0: lr = 0.0006": 1, "AdamW, group 0: eps = 1e-08": 1}
 
 
-def numbers(loss=10.98, attention=0.0121, whole=1.0, **changes):
+def numbers(loss=10.98, attention=0.0121, whole=1.0, updates=0.002, update=0.001, **changes):
     """The numbers of two steps of twelve layers, of whose attention a third moves."""
     thirds = [attention, 0.02, 0.4]
     of_steps = {LOSS: [[loss]] * 2, WHOLE: [[whole]] * 2, "gradient of wte.weight": [[0.5] * 3] * 2}
     of_steps |= {ATTENTION.format(layer): [thirds] * 2 for layer in LAYERS}
+    of_steps |= {UPDATES: [[updates]] * 2, f"{UPDATE}wte.weight": [[update]] * 2}
     of_steps |= changes.pop("instead", {})
     return StepNumbers(listed=[*of_steps.items()], **changes)
 
@@ -55,8 +56,8 @@ NUMBERED = (
         "CHANGED",
         "WORK_MOVED",
         against(
-            computing(BEFORE, numbers(instead={f"{UPDATE}wte.weight": [[0.002]] * 2}), ADAMW),
-            numbers(10.975, 0.0213, instead={f"{UPDATE}wte.weight": [[0.0035]] * 2}),
+            BEFORE,
+            numbers(10.975, 0.0213, updates=0.0035),
         ),
     ),
     Scenario(
@@ -144,7 +145,7 @@ NUMBERED = (
     ),
     *(
         Scenario(
-            f"numbers-{kind.partition(' ')[0]}-{'single' if of else 'coarse'}-{side}",
+            f"numbers-{field}-{'single' if of else 'coarse'}-{side}",
             "The limits are those of the precision in which products round.",
             status,
             reason,
@@ -155,6 +156,8 @@ NUMBERED = (
             (GRADIENT, 0.0121, "attention"),
             (LOSS, 10.98, "loss"),
             (WHOLE, 1.0, "whole"),
+            (UPDATES, 0.002, "updates"),
+            (UPDATE, 0.001, "update"),
         )
         for side, beyond, status, reason in (
             ("within", 0.99, "same", "EQUAL" if of else "WITHIN_LIMIT"),

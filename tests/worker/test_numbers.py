@@ -13,7 +13,7 @@ from torch.distributed.tensor import distribute_module
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS
-from stepguard.core.step_numbers import LOSS, UPDATE, WHOLE
+from stepguard.core.step_numbers import LOSS, UPDATE, UPDATES, WHOLE
 from stepguard.worker.counters.collector import note_frozen
 from stepguard.worker.counters.numbers import ROW, STEPS, count_numbers
 from stepguard.worker.counters.tally import RankStep, Tally
@@ -84,6 +84,7 @@ def test_each_parameter_has_the_norms_that_its_optimizer_saw(form):
         sampled = 0.5**0.5 * weight  # every second element of the weight
         assert found[f"{UPDATE}0.weight"][step] == [pytest.approx(sampled, rel=0.1)]
         assert found[f"{UPDATE}0.bias"][step] == [pytest.approx(bias)]
+        assert found[UPDATES][step] == [pytest.approx(math.hypot(sampled, bias), rel=0.1)]
     again = Training().step
     assert found[LOSS] == [[pytest.approx(float(again()), rel=1e-6)] for _ in range(STEPS)]
 

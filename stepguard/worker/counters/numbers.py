@@ -20,7 +20,15 @@ from torch.nn.functional import pad
 from torch.optim import optimizer as torch_optimizer
 
 from stepguard.core.metrics import NUMBERS, setting
-from stepguard.core.step_numbers import GRADIENT, LOSS, THIRDS, UPDATE, WHOLE, StepNumbers
+from stepguard.core.step_numbers import (
+    GRADIENT,
+    LOSS,
+    THIRDS,
+    UPDATE,
+    UPDATES,
+    WHOLE,
+    StepNumbers,
+)
 from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.tally import RankStep, Tally
 
@@ -72,6 +80,8 @@ class StepReader:
             self._take_gradients(self._parameters(), None)
         elif not self._stepped:
             self._taken[-1] |= self._returned
+        if moved := [it for name, it in self._taken[-1].items() if name.startswith(UPDATE)]:
+            self._taken[-1][UPDATES] = _together(moved)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
