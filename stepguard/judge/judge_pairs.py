@@ -377,12 +377,14 @@ def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerd
 
 def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Return a counter that moved as a notice if the GPU's time shows what it costs: an amount
-    whatever the pairs say, since an honest optimization calls other operators; a price only if the
-    step is FASTER. ``time`` is the verdict of the pairs; None if no time is judged.
+    whatever the pairs say, since an honest optimization calls other operators, and less of them
+    gains nothing by itself; a price that rose only if the step is FASTER. ``time`` is the verdict
+    of the pairs; None if no time is judged.
     """
-    if time is None or metric.status is not Status.CHANGED:
+    if time is None or metric.status not in (Status.CHANGED, Status.FASTER):
         return metric
-    if metric.role == "amount" or metric.role == "price" and time is Status.FASTER:
+    paid = metric.status is Status.CHANGED and time is Status.FASTER
+    if metric.role == "amount" or metric.role == "price" and paid:
         return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
     return metric
 

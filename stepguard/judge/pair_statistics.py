@@ -63,6 +63,16 @@ class Bounds(msgspec.Struct, frozen=True):
         said = inside and reaches and self.pairs >= min(self.fewest, SEQUENTIAL_PLAN[0].pairs)
         return Status.SAME if said else Status.INCONCLUSIVE
 
+    def hopeless(self, margins: Margins) -> bool:
+        """Tell whether MOST_PAIRS such pairs would decide nothing: their bounds would be more than
+        two matter margins from a mean that shows no change. With a known scatter one matter margin
+        would do; four pairs may overrate it by two.
+        """
+        reach = (
+            t_quantile(SEQUENTIAL_PLAN[-1].beta, MOST_PAIRS - 1) * self.sd / math.sqrt(MOST_PAIRS)
+        )
+        return reach > 2 * margins.matter and abs(self.mean) - reach <= margins.ignore
+
     @property
     def p_value(self) -> float:
         """Return the one-sided p-value of "not slower at all". It is valid whichever analysis is
@@ -197,12 +207,15 @@ def decide(found: Figures, *, last: bool = False) -> Decision:
 
     Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
     time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
-    next analysis, and have the levels of the analysis before.
+    next analysis, and have the levels of the analysis before. An analysis may end the plan
+    undecided, if the rest of it has no hope.
     """
     count, status = found.bounds.pairs, Status.INCONCLUSIVE
+    ended = last or count >= MOST_PAIRS
     if may_decide(count, last):
         status = found.bounds.status(found.margins)
-    return found.say(status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS)
+        ended |= status is not Status.INCONCLUSIVE or found.bounds.hopeless(found.margins)
+    return found.say(status, final=ended)
 
 
 @lru_cache(maxsize=64)  # the loop that measures, the verdict and its report all call it

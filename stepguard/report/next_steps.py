@@ -210,7 +210,7 @@ def _what_makes_launches_alike(*figures: object) -> list[str]:
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
-    if pairs is None or pairs.decision.pairs < MOST_PAIRS:
+    if pairs is None or (pairs.most and pairs.decision.pairs < MOST_PAIRS):
         few = pairs is not None and pairs.decision.pairs < MIN_PAIRS
         slower = pairs is not None and pairs.decision.estimate_pct > pairs.margins.matter_pct
         least = f" (a slower mean is SLOWER after {MIN_PAIRS} pairs at the earliest)"

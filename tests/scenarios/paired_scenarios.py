@@ -110,6 +110,13 @@ PAIRED = (
         Run(pairs=pairs(0.5, (0.008, -0.008) * 12)),
     ),
     Scenario(
+        "pairs-beyond-hope",
+        "Six pairs that scatter by 3 %: the rest of the plan would not decide, and is not run.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=pairs(1.0, NOISY)),
+    ),
+    Scenario(
         "pairs-disturbed",
         "`same` by six pairs, and slower with the four that were disturbed: no pass.",
         "INCONCLUSIVE",

@@ -32,7 +32,7 @@ def _with_replaced(comparison: Comparison, decided: Decision) -> Decision:
     replaced pairs count, too: HEAD itself may disturb one pair after another.
     """
     all_pct = decided.with_replaced_pct
-    passes = decided.status is not Status.SLOWER
+    passes = decided.status in (Status.SAME, Status.FASTER)
     if all_pct is None or not passes or all_pct <= comparison.margins.matter_pct:
         return decided
     last = comparison.out_of_time or comparison.pairs >= MOST_PAIRS

@@ -147,13 +147,24 @@ def test_an_amount_keeps_its_say_beside_a_time_that_was_cleared(how):
         (beside(0.0, spread=()), True),
         (beside(0.0, spread=SPREAD[:3]), True),
         (beside(0.0, spread=SPREAD[:4]), False),
-        (beside(0.3, spread=NOISY), True),
+        (beside(0.3, spread=(0.01, -0.01) * 3), True),
+        (beside(0.3, spread=NOISY), False),
         (replace(beside(0.3, spread=NOISY), out_of_time=True), False),
         (beside(2.0), False),
         (beside(0.0, head=FAULTY), False),
         (beside(0.0, head={"gates": ("flops_per_step",)}), False),
     ],
-    ids=["none", "three", "same", "noise", "out of time", "SLOWER", "BROKEN", "no time"],
+    ids=[
+        "none",
+        "three",
+        "same",
+        "noise",
+        "hopeless",
+        "out of time",
+        "SLOWER",
+        "BROKEN",
+        "no time",
+    ],
 )
 def test_pairs_are_measured_until_they_answer(pairs, more):
     """As many as the judge wants; none after a fault or the end of the time."""
