@@ -116,7 +116,9 @@ class Recorder:
     def _accept(self, result: Result) -> bool:
         """Record a result. Return whether it was recorded."""
         try:
-            done = accept(result.baseline_path, result.evidence, "", verdict=result.verdict)
+            pairs = result.comparison if result.verdict.against else None
+            judged = {"beside": pairs.base} if pairs else {"verdict": result.verdict}
+            done = accept(result.baseline_path, result.evidence, "", **judged)
         except FileError as error:
             self.notices.append(str(error))
             self.refused.append(str(error))
@@ -259,7 +261,7 @@ class PerfSession:
             if problem:
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
         if self.recorder.records:
-            if self._against or base_branch(self._config)[0]:
+            if option.perf_against or base_branch(self._config)[0]:
                 raise pytest.UsageError(
                     "a run that records is judged by its own baselines: record without "
                     "--perf-against, and without --perf-base or a base that CI names"

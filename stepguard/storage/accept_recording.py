@@ -78,12 +78,15 @@ def accept(
     reason: str,
     where: str = "",
     verdict: Verdict | None = None,
+    beside: Evidence | None = None,
 ) -> Accepted:
     """Make the evidence a recording of its case in ``path``. Return what was done.
 
     Evidence joins the epoch if it is `same`, if it is the first under new software, or if it only
     adds metrics and has a ``reason``. Evidence of another level or with other parameters opens a
-    new epoch, and needs a ``reason``.
+    new epoch, and needs a ``reason``. ``beside`` is evidence of the same tree under the software
+    that recorded the level, if pairs say that both are `same`: then it carries the level over,
+    whatever figures of different versions are.
 
     ``where`` is the option for the folder of baselines, for the command in
     an error. ``verdict`` is the run's, which may be by pairs; None: recordings alone judge.
@@ -100,7 +103,8 @@ def accept(
     equal = guards and verdict.joins is Joins.ITSELF and _adds_nothing(recording, entry)
     if equal or _has(entry, recording):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
-    action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
+    carried = _carried(beside, entry) if entry and beside else ""
+    action, number, epochs = _place(evidence, recording, entry, verdict, reason, where, carried)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     cases = content.cases | {evidence.case_id: fresh}
@@ -176,6 +180,7 @@ def _place(
     verdict: Verdict,
     reason: str,
     where: str,
+    carried: str,
 ) -> tuple[Action, int, list[Epoch]]:
     """Return the action, its number as in Accepted, and the case's epochs with the recording."""
     if entry is None:
@@ -184,7 +189,7 @@ def _place(
         return Action.FIRST_RECORDING, 1, [epoch]
     last = entry.level
     same = alike(last, evidence)
-    drift = "" if same else _other_software(recording, last)
+    drift = "" if same or carried else _other_software(recording, last)
     # New metrics alone open no level: the times belong to one that other cards and days confirmed.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
     joins = verdict.joins is Joins.ITSELF or not same or more
@@ -194,7 +199,8 @@ def _place(
         older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
         action = Action.APPENDED if same else Action.FIRST_OF_SOFTWARE
-        why = f"{last.reason}; {reason}" if more else last.reason
+        added = reason if more else "" if same else carried
+        why = f"{last.reason}; {added}" if added else last.reason
         epoch = Epoch(reason=why, recordings=kept)
         return action, len(same) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
@@ -207,6 +213,18 @@ def _place(
     past = Epoch(reason=last.reason, recordings=[_without_detail(r) for r in last.recordings])
     epochs = [*entry.epochs[:-1], past, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _carried(beside: Evidence, entry: Entry) -> str:
+    """Return how pairs carry a level over to other software. Raises Declined if the pairs' other
+    side is not of the level: other software recorded it, or the tree moved since.
+    """
+    assert beside.fingerprint is not None  # it was measured
+    verdict = judge(Question(beside, entry))
+    if verdict.joins is not Joins.ITSELF:
+        why = f"under the other interpreter it is no recording of the level, {_moved(verdict)}"
+        raise Declined(f"{beside.case_id}: {why}; name the one that recorded it")
+    return f"carried over from torch {beside.fingerprint.torch} by pairs"
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:

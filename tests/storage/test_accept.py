@@ -289,6 +289,19 @@ def test_the_first_under_other_software_appends(path):
     refused(path, run(4, (230.0,) * 3, fingerprint=newer), match="new level")
 
 
+def test_pairs_carry_a_level_over_to_other_software(path):
+    """Whatever its figures are, if this tree has those of the level under its software."""
+    accept(path, run(1), "")
+    newer = run(2, (270.0,) * 3, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130"))
+    unknown = run(2, fingerprint=replace(FINGERPRINT, torch="2.10.0+cu130"))
+    for other in (unknown, run(2, (255.0,) * 3)):
+        with pytest.raises(Declined, match="name the one that recorded it"):
+            accept(path, newer, "", beside=other)
+    assert accept(path, newer, "", beside=run(2)).action is Action.FIRST_OF_SOFTWARE
+    (only,) = epochs(path)
+    assert only.reason == "first recording; carried over from torch 2.11.0+cu130 by pairs"
+
+
 def test_the_same_evidence_is_recorded_once(path):
     """The same run twice would narrow the limit by nothing. So what --perf-update recorded of a run
     stops nobody from accepting the rest of it.
