@@ -118,14 +118,10 @@ def test_json_and_back_without_loss(found):
     assert from_json(to_json(found), "x") == found
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"gates": ("step_parsecs",)}, "'step_parsecs' is not known to this version"),
-        ({"faults": (Fault("GREMLINS", "m"),)}, "Invalid enum value 'GREMLINS'"),
-    ],
-    ids=["gate", "fault"],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"gates": ("step_parsecs",)}, "'step_parsecs' is not known to this version"),
+    ({"faults": (Fault("GREMLINS", "m"),)}, "Invalid enum value 'GREMLINS'"),
+], ids=["gate", "fault"])  # fmt: skip
 def test_evidence_of_a_newer_version_is_refused(changes, says):
     """A gate or a reason code that this version does not know is an error, not passed over."""
     with pytest.raises(ValueError, match=f"evidence.json: .*{says}"):
@@ -232,14 +228,11 @@ def test_mfu_is_per_gpu():
     assert values_of(four)["mfu_pct"] == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"flops_per_step": 0.0},
-        {"fingerprint": None},
-        {"fingerprint": replace(FINGERPRINT, peak_flops=None)},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"flops_per_step": 0.0},
+    {"fingerprint": None},
+    {"fingerprint": replace(FINGERPRINT, peak_flops=None)},
+])  # fmt: skip
 def test_no_mfu_without_flops_or_peak(changes):
     """An unknown GPU or workload has no MFU, rather than a wrong one."""
     assert "mfu_pct" not in values_of(evidence(**changes))
@@ -310,19 +303,11 @@ def test_steering_variables_are_part_of_the_software():
     assert harmless.software_key(1) == plain and harmless.software_key(2) != steered.software_key(2)
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        "CUBLASLT_WORKSPACE_SIZE",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "TORCH_BLAS_PREFER_CUBLASLT",
-        "TRITON_INTERPRET",
-        "LD_PRELOAD",
-        "MALLOC_ARENA_MAX",
-        "PYTHONDEVMODE",
-    ],
-)
+@pytest.mark.parametrize("variable", [
+    "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLASLT_WORKSPACE_SIZE", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "TORCH_BLAS_PREFER_CUBLASLT", "TRITON_INTERPRET", "LD_PRELOAD", "MALLOC_ARENA_MAX",
+    "PYTHONDEVMODE",
+])  # fmt: skip
 def test_what_slows_down_both_sides_of_a_pair_steers(variable):
     """A workflow's file may set it: beside each other two such steps look unchanged."""
     plain = FINGERPRINT.software_key(1)

@@ -164,20 +164,17 @@ def test_of_equals_the_worst_is_the_one_that_names_a_line():
     assert replace(verdict, metrics=(launches, syncs, slower)).worst is syncs
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("step_ms", 1234.56789, "1,234.568"),
-        ("mfu_pct", 45.678, "45.68"),
-        ("tokens_per_s", 519_123.4, "519,123"),
-        ("operator_calls_per_step", 2400, "2,400"),
-        ("flops_per_step", 112_123_456_789_012, "1.12123e+14"),
-        ("peak_allocated_bytes", 42 * 2**30, "42.000 GiB"),
-        ("peak_allocated_bytes", 9_999_999, "9,999,999 B"),
-        ("graph_breaks", 0, "0"),
-        ("step_ms", None, "-"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "shown"), [
+    ("step_ms", 1234.56789, "1,234.568"),
+    ("mfu_pct", 45.678, "45.68"),
+    ("tokens_per_s", 519_123.4, "519,123"),
+    ("operator_calls_per_step", 2400, "2,400"),
+    ("flops_per_step", 112_123_456_789_012, "1.12123e+14"),
+    ("peak_allocated_bytes", 42 * 2**30, "42.000 GiB"),
+    ("peak_allocated_bytes", 9_999_999, "9,999,999 B"),
+    ("graph_breaks", 0, "0"),
+    ("step_ms", None, "-"),
+])  # fmt: skip
 def test_values_as_a_person_reads_them(name, value, shown):
     """Thousands are separated, large counts rounded, bytes in binary units, a gap is a dash."""
     assert format_value(name, value) == shown

@@ -129,16 +129,13 @@ def test_a_rise_at_one_place_is_the_difference():
 # In words
 
 
-@pytest.mark.parametrize(
-    ("site", "words"),
-    [
-        (ITEM, "n = loss.item() in GPT.forward (model/gpt.py:88), forward"),
-        (structs.replace(ITEM, phase=""), "n = loss.item() in GPT.forward (model/gpt.py:88)"),
-        (structs.replace(ITEM, text=""), ".item() in GPT.forward (model/gpt.py:88), forward"),
-        (Site(".item() in IndexBackward0"), ".item() in IndexBackward0"),
-        (Site(".item()", phase="backward"), ".item(), backward"),
-    ],
-)
+@pytest.mark.parametrize(("site", "words"), [
+    (ITEM, "n = loss.item() in GPT.forward (model/gpt.py:88), forward"),
+    (structs.replace(ITEM, phase=""), "n = loss.item() in GPT.forward (model/gpt.py:88)"),
+    (structs.replace(ITEM, text=""), ".item() in GPT.forward (model/gpt.py:88), forward"),
+    (Site(".item() in IndexBackward0"), ".item() in IndexBackward0"),
+    (Site(".item()", phase="backward"), ".item(), backward"),
+])  # fmt: skip
 def test_a_site_in_words(site, words):
     """Source, function, file and line, phase; what is not known is left out."""
     assert site.location() == words
@@ -221,15 +218,12 @@ def test_what_the_tree_calls_is_not_the_place(tree, file):
     assert locate(stack)[:4] == Place("train.py", 3, "mine", "third")[:4]
 
 
-@pytest.mark.parametrize(
-    ("files", "via"),
-    [
-        ((TORCH, STDLIB, ENGINE), ""),
-        ((INSTALLED,), "someones/library.py:7 in theirs"),
-        ((TORCH, INSTALLED, OTHER), "someones/library.py:8 in theirs"),
-        ((OTHER, TORCH, INSTALLED), "torchother/library.py:7 in theirs"),
-    ],
-)
+@pytest.mark.parametrize(("files", "via"), [
+    ((TORCH, STDLIB, ENGINE), ""),
+    ((INSTALLED,), "someones/library.py:7 in theirs"),
+    ((TORCH, INSTALLED, OTHER), "someones/library.py:8 in theirs"),
+    ((OTHER, TORCH, INSTALLED), "torchother/library.py:7 in theirs"),
+])  # fmt: skip
 def test_a_librarys_line_is_named_beside_the_tree_s(tree, files, via):
     """The innermost one outside of torch, from its package on; torch's own lines are none."""
     stack = [(file, number, "theirs") for number, file in enumerate(files, 7)]
@@ -333,14 +327,11 @@ def test_a_sync_in_a_library_has_two_lines():
         assert f"(model/gpt.py:88){behind}, forward" in block(page_of(verdict))
 
 
-@pytest.mark.parametrize(
-    ("file", "shown"),
-    [
-        ("model/gpt.py", "model/gpt.py:7"),
-        ("/env/lib/site-packages/numpy/linalg/a.py", "numpy/linalg/a.py:7"),
-        ("/home/me/kit/src/fit.py", "src/fit.py:7"),
-    ],
-)
+@pytest.mark.parametrize(("file", "shown"), [
+    ("model/gpt.py", "model/gpt.py:7"),
+    ("/env/lib/site-packages/numpy/linalg/a.py", "numpy/linalg/a.py:7"),
+    ("/home/me/kit/src/fit.py", "src/fit.py:7"),
+])  # fmt: skip
 def test_no_place_is_an_absolute_path(file, shown):
     """A library's file begins with its package."""
     assert Site("what", file, 7).place == shown

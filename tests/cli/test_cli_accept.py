@@ -159,13 +159,10 @@ def test_a_file_that_is_no_evidence(shell, content):
     assert not (shell.path / "baselines").exists()
 
 
-@pytest.mark.parametrize(
-    ("git", "told"),
-    [
-        (True, "is in no git repository: git init && git add -A && git commit -m 'Begin'"),
-        (False, "git is not on PATH: install it"),
-    ],
-)
+@pytest.mark.parametrize(("git", "told"), [
+    (True, "is in no git repository: git init && git add -A && git commit -m 'Begin'"),
+    (False, "git is not on PATH: install it"),
+])  # fmt: skip
 def test_evidence_of_no_commit_says_which_of_all_reasons_it_is(shell, monkeypatch, git, told):
     """And the command that mends it, as every other refusal."""
     shell.keep(shell.made("a", commit=""))

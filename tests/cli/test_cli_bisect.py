@@ -176,22 +176,14 @@ def test_who_is_named(bisected, lines, expected, most):
     assert [one.name for one in bisected.trees()] == ["lock"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "they cancel each other",
-            "nothing to find: if two changes cancel each other, name a BAD between",
-        ),
-        ("BAD does not run", "name a GOOD and a BAD that both run the case"),
-        ("none runs between", "skipped: {c2} (0 s): linear[run]: BROKEN: ImportError: planted"),
-        (
-            "another move on the way",
-            "without it: {c2} (0 s): moved otherwise: linear[run]: CHANGED",
-        ),
-        ("none runs between", "between these 3, none is proven:"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("they cancel each other",
+     "nothing to find: if two changes cancel each other, name a BAD between"),
+    ("BAD does not run", "name a GOOD and a BAD that both run the case"),
+    ("none runs between", "skipped: {c2} (0 s): linear[run]: BROKEN: ImportError: planted"),
+    ("another move on the way", "without it: {c2} (0 s): moved otherwise: linear[run]: CHANGED"),
+    ("none runs between", "between these 3, none is proven:"),
+])  # fmt: skip
 def test_what_is_said(bisected, name, words):
     """Why nothing was found; why a commit was skipped; that it moved otherwise than BAD."""
     history(bisected.root, next(row[1] for row in HISTORIES if row[0] == name))
@@ -221,18 +213,15 @@ def test_the_same_command_goes_on(bisected, at):
     assert bisected.measured == [*once[:at], once[at - 1], *once[at - 1 :]]
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("gone", "bad"), "'gone' is no revision of "),
-        (("bad", "good"), "comes after good ("),
-        (("HEAD", "bad"), "are one commit: name an older GOOD"),
-        (("b1", "good"), "is no ancestor of good ("),
-        (("good",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
-        (("--pythons=/nowhere",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
-        (("--pythons=/nowhere,/there",), "no program is there; make an environment"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), [
+    (("gone", "bad"), "'gone' is no revision of "),
+    (("bad", "good"), "comes after good ("),
+    (("HEAD", "bad"), "are one commit: name an older GOOD"),
+    (("b1", "good"), "is no ancestor of good ("),
+    (("good",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
+    (("--pythons=/nowhere",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
+    (("--pythons=/nowhere,/there",), "no program is there; make an environment"),
+])  # fmt: skip
 def test_what_cannot_be_searched(bisected, words, error):
     """It is said before anything is measured, with what mends it."""
     history(bisected.root, slow_in(begun="old"))

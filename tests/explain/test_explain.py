@@ -425,16 +425,13 @@ def test_one_class_alone_is_not_the_clock():
     assert explain(before, after).causes[0].what == "all GEMM kernels"
 
 
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"gpu": "NVIDIA H100"}, Unlike.GPU),
-        ({"ranks": 4}, Unlike.RANKS),
-        ({"lost_share": 0.06}, Unlike.LOST),
-        ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Unlike.NO_STEPS),
-        ({"kernels": (row("x", "other", "", 1, 1e5),)}, Unlike.FOREIGN),
-    ],
-)
+@pytest.mark.parametrize("change, reason", [
+    ({"gpu": "NVIDIA H100"}, Unlike.GPU),
+    ({"ranks": 4}, Unlike.RANKS),
+    ({"lost_share": 0.06}, Unlike.LOST),
+    ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Unlike.NO_STEPS),
+    ({"kernels": (row("x", "other", "", 1, 1e5),)}, Unlike.FOREIGN),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_refused(change, reason):
     """First of all, with its reason; no cause is named."""
     found = explain(profile(), replace(profile(seed=2), **change))

@@ -79,17 +79,14 @@ PAGE = "<!DOCTYPE html>\n<!-- stepguard report -->\n<html>"
 RUN = '{\n "schema": 3,\n "date": "2026-11-25T10:00:00+00:00"'
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "is_change"),
-    [
-        ("out.html", PAGE, False),
-        ("out.md", "<!-- stepguard report -->\n**same**", False),
-        ("out.json", RUN, False),
-        ("out.html", "<!DOCTYPE html>\n<html>", True),
-        ("out.json", '{"schema": 3, "lr": 0.1}', True),
-        ("out.py", RUN, True),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "is_change"), [
+    ("out.html", PAGE, False),
+    ("out.md", "<!-- stepguard report -->\n**same**", False),
+    ("out.json", RUN, False),
+    ("out.html", "<!DOCTYPE html>\n<html>", True),
+    ("out.json", '{"schema": 3, "lr": 0.1}', True),
+    ("out.py", RUN, True),
+])  # fmt: skip
 def test_a_document_of_a_run_is_no_change_unless_git_has_it(root, name, text, is_change):
     """It is known by how it begins: any other file may steer the step."""
     (root / name).write_text(text)
@@ -179,21 +176,17 @@ def hooked(other, name):
     }[name]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("GIT_DIR",),
-        ("GIT_WORK_TREE",),
-        ("GIT_DIR", "GIT_WORK_TREE"),
-        ("GIT_INDEX_FILE",),
-        ("GIT_OBJECT_DIRECTORY",),
-        ("GIT_COMMON_DIR",),
-        ("GIT_DIR", "GIT_COMMON_DIR"),
-        ("GIT_NAMESPACE",),
-        ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("names", [
+    ("GIT_DIR",),
+    ("GIT_WORK_TREE",),
+    ("GIT_DIR", "GIT_WORK_TREE"),
+    ("GIT_INDEX_FILE",),
+    ("GIT_OBJECT_DIRECTORY",),
+    ("GIT_COMMON_DIR",),
+    ("GIT_DIR", "GIT_COMMON_DIR"),
+    ("GIT_NAMESPACE",),
+    ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
+], ids=" ".join)  # fmt: skip
 def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypatch, names):
     """Inside a hook of another repository, the tree that is measured is asked all the same."""
     other = tmp_path / "other"

@@ -363,14 +363,11 @@ def test_several_at_once(root):
     assert left(root) == []
 
 
-@pytest.mark.parametrize(
-    "why",
-    [
-        "failed to read .git/worktrees/a/commondir: Success",
-        "Invalid path '/r/.git/worktrees/a': No such file or directory",
-        "could not create directory of '.git/worktrees/a': No such file or directory",
-    ],
-)
+@pytest.mark.parametrize("why", [
+    "failed to read .git/worktrees/a/commondir: Success",
+    "Invalid path '/r/.git/worktrees/a': No such file or directory",
+    "could not create directory of '.git/worktrees/a': No such file or directory",
+])  # fmt: skip
 @pytest.mark.parametrize(("collisions", "made"), [(1, True), (3, True), (4, False)])
 def test_what_another_process_does_to_the_entries_is_waited_for(
     root, monkeypatch, collisions, made, why

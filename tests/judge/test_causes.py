@@ -70,21 +70,18 @@ BACKWARD = at(9, phase="backward"), at(9, phase="optimizer")
 SLOWER = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("cause", "effect"),
-    [
-        *((moved(cause), moved(effect)) for cause in CAUSES for effect in EFFECTS),
-        *((moved(cause), moved(OPERATORS)) for cause in SAY_MORE),
-        # As many collectives, of other sizes: a layer was added.
-        (moved(OPERATORS), moved("collectives_per_step", 3, 3)),
-        # Weights that are no longer tied: one more to add up, clip and update, by no line's call.
-        (moved(BETWEEN_STEPS), replace(moved(OPERATORS), sites=BACKWARD)),
-        (moved(BETWEEN_STEPS), moved("compiled_operator_calls_per_step")),
-        # A line of the step calls it: what is held follows from that.
-        (replace(moved(OPERATORS), sites=(at(9), *BACKWARD)), moved(BETWEEN_STEPS)),
-        *((SLOWER, moved(name)) for name in COUNTERS),
-    ],
-)
+@pytest.mark.parametrize(("cause", "effect"), [
+    *((moved(cause), moved(effect)) for cause in CAUSES for effect in EFFECTS),
+    *((moved(cause), moved(OPERATORS)) for cause in SAY_MORE),
+    # As many collectives, of other sizes: a layer was added.
+    (moved(OPERATORS), moved("collectives_per_step", 3, 3)),
+    # Weights that are no longer tied: one more to add up, clip and update, by no line's call.
+    (moved(BETWEEN_STEPS), replace(moved(OPERATORS), sites=BACKWARD)),
+    (moved(BETWEEN_STEPS), moved("compiled_operator_calls_per_step")),
+    # A line of the step calls it: what is held follows from that.
+    (replace(moved(OPERATORS), sites=(at(9), *BACKWARD)), moved(BETWEEN_STEPS)),
+    *((SLOWER, moved(name)) for name in COUNTERS),
+])  # fmt: skip
 def test_a_cause_comes_before_what_follows_from_it(cause, effect):
     """In any order; a time comes before all that has a count."""
     for both in ([cause, effect], [effect, cause]):
@@ -195,15 +192,12 @@ def with_callers(found, **calls):
 
 
 @pytest.mark.parametrize("stored_then", [True, False])
-@pytest.mark.parametrize(
-    ("then", "now", "caller"),
-    [
-        ({"forward": 4}, {"forward": 4, "loss": 2}, "loss (model/gpt.py:9)"),
-        ({"forward": 4, "loss": 1}, {"forward": 6, "loss": 1}, "forward (model/gpt.py:13)"),
-        ({"forward": 4}, {"forward": 4}, ""),
-        ({}, {"forward": 4}, ""),  # nobody knows who called it
-    ],
-)
+@pytest.mark.parametrize(("then", "now", "caller"), [
+    ({"forward": 4}, {"forward": 4, "loss": 2}, "loss (model/gpt.py:9)"),
+    ({"forward": 4, "loss": 1}, {"forward": 6, "loss": 1}, "forward (model/gpt.py:13)"),
+    ({"forward": 4}, {"forward": 4}, ""),
+    ({}, {"forward": 4}, ""),  # nobody knows who called it
+])  # fmt: skip
 def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
     then, now, caller, stored_then
 ):
@@ -223,13 +217,10 @@ def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
 
 
 @pytest.mark.parametrize("stored_then", [True, False])
-@pytest.mark.parametrize(
-    ("above", "caller"),
-    [
-        ({"<module> (train.py:14): again = model(x).detach()": 0}, "<module> (train.py:14)"),
-        ({}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
-    ],
-)
+@pytest.mark.parametrize(("above", "caller"), [
+    ({"<module> (train.py:14): again = model(x).detach()": 0}, "<module> (train.py:14)"),
+    ({}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
+])  # fmt: skip
 def test_the_nearest_new_line_that_calls_through_others_is_named(above, caller, stored_then):
     """A second forward pass is of the line that begins it, which goes before its own views."""
     usual, view = {"<module> (train.py:12): loss = model(x)": 0}, "aten.detach.default"
@@ -405,39 +396,36 @@ CASTS = f"{CAST}.default"
 SAME, OTHER = Status.SAME, Status.CHANGED
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "status"),
-    [
-        # Views compute nothing, and a reader would dispute a red.
-        ({"view": 12}, {"unflatten": 12}, SAME),
-        ({"split": 4}, {"chunk": 4}, SAME),
-        ({"split": 1}, {"slice": 3}, SAME),
-        ({}, {"expand": 10}, SAME),
-        ({}, {"detach": 1}, SAME),  # a loss for the log: what it keeps is counted
-        ({}, {"expand": 11}, OTHER),  # more than 2 %: work for the host
-        # Whatever computes or allocates is other work, however few.
-        ({"view": 1}, {"clone": 1}, OTHER),
-        ({}, {"bmm": 1, "view": 1}, OTHER),
-        ({"view": 1}, {"slice_backward": 1}, OTHER),
-        ({"sum": 3}, {"mean": 3}, OTHER),
-        ({}, {"empty": 1}, OTHER),
-        # Overloads that compute as much; the name is all that tells a square from powers.
-        ({"aten.arange.start": 2}, {"aten.arange.default": 2}, SAME),
-        ({"aten.sum.default": 2}, {"aten.sum.dim_IntList": 2}, SAME),
-        ({"aten.mul_.Tensor": 2}, {"aten.mul_.Scalar": 2}, SAME),
-        ({"aten.pow.Tensor_Scalar": 2}, {"aten.pow.Tensor_Tensor": 2}, OTHER),
-        ({"aten.div.Tensor": 2}, {"aten.div.Tensor_mode": 2}, OTHER),
-        ({"aten.max.default": 2}, {"aten.max.dim": 2}, OTHER),
-        # Kernels that move all tokens of a mixture of experts are called permute.
-        ({}, {"moe.permute.default": 2}, OTHER),
-        ({"view": 2}, {"moe::expand": 2}, OTHER),
-        ({"moe.mix.default": 2}, {"moe.mix.slow": 2}, OTHER),
-        # A recording that is older than the types of casts has one sum of them.
-        ({CASTS: 30}, {CASTS: 6, TYPED: 24}, SAME),
-        ({CASTS: 30}, {CASTS: 6, TYPED: 25}, OTHER),
-        ({CASTS: 6, TYPED: 24}, {CASTS: 6, f"{CAST}[float16].default": 24}, OTHER),
-    ],
-)
+@pytest.mark.parametrize(("then", "now", "status"), [
+    # Views compute nothing, and a reader would dispute a red.
+    ({"view": 12}, {"unflatten": 12}, SAME),
+    ({"split": 4}, {"chunk": 4}, SAME),
+    ({"split": 1}, {"slice": 3}, SAME),
+    ({}, {"expand": 10}, SAME),
+    ({}, {"detach": 1}, SAME),  # a loss for the log: what it keeps is counted
+    ({}, {"expand": 11}, OTHER),  # more than 2 %: work for the host
+    # Whatever computes or allocates is other work, however few.
+    ({"view": 1}, {"clone": 1}, OTHER),
+    ({}, {"bmm": 1, "view": 1}, OTHER),
+    ({"view": 1}, {"slice_backward": 1}, OTHER),
+    ({"sum": 3}, {"mean": 3}, OTHER),
+    ({}, {"empty": 1}, OTHER),
+    # Overloads that compute as much; the name is all that tells a square from powers.
+    ({"aten.arange.start": 2}, {"aten.arange.default": 2}, SAME),
+    ({"aten.sum.default": 2}, {"aten.sum.dim_IntList": 2}, SAME),
+    ({"aten.mul_.Tensor": 2}, {"aten.mul_.Scalar": 2}, SAME),
+    ({"aten.pow.Tensor_Scalar": 2}, {"aten.pow.Tensor_Tensor": 2}, OTHER),
+    ({"aten.div.Tensor": 2}, {"aten.div.Tensor_mode": 2}, OTHER),
+    ({"aten.max.default": 2}, {"aten.max.dim": 2}, OTHER),
+    # Kernels that move all tokens of a mixture of experts are called permute.
+    ({}, {"moe.permute.default": 2}, OTHER),
+    ({"view": 2}, {"moe::expand": 2}, OTHER),
+    ({"moe.mix.default": 2}, {"moe.mix.slow": 2}, OTHER),
+    # A recording that is older than the types of casts has one sum of them.
+    ({CASTS: 30}, {CASTS: 6, TYPED: 24}, SAME),
+    ({CASTS: 30}, {CASTS: 6, TYPED: 25}, OTHER),
+    ({CASTS: 6, TYPED: 24}, {CASTS: 6, f"{CAST}[float16].default": 24}, OTHER),
+])  # fmt: skip
 def test_which_operators_are_other_work(then, now, status):
     """In a step of 500 products. Of what is the same nothing is said."""
     then, now = (counted(mm=500, **parts) for parts in (then, now))

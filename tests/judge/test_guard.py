@@ -370,17 +370,10 @@ def test_a_problem_says_what_mends_it():
 WIDE = replace(entry(), margins_pct=[1.0, 3.0])
 
 
-@pytest.mark.parametrize(
-    ("margins_pct", "wider"),
-    [
-        ((), False),
-        ((0.2, 0.5), False),
-        ((1.0, 2.0), False),
-        ((1.0, 3.0), False),
-        ((1.5, 3.0), True),
-        ((1.0, 3.5), True),
-    ],
-)
+@pytest.mark.parametrize(("margins_pct", "wider"), [
+    ((), False), ((0.2, 0.5), False), ((1.0, 2.0), False), ((1.0, 3.0), False), ((1.5, 3.0), True),
+    ((1.0, 3.5), True),
+])  # fmt: skip
 @pytest.mark.parametrize("against", [{}, IN_PAIRS])
 def test_margins_may_be_narrower_than_the_bases(margins_pct, wider, against):
     """Either of the two, beside a commit as beside a recording. Narrower ones find more; those of a

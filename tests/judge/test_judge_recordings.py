@@ -143,36 +143,30 @@ def epochs_of(*counters, more=()):
 PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
 
 
-@pytest.mark.parametrize(
-    ("name", "recorded", "now", "status"),
-    [
-        ("launches_per_step", (1000,), 1020, Status.SAME),  # 2 % are no news
-        ("launches_per_step", (1000,), 1021, Status.CHANGED),
-        (PEAK, (10_000,), 10_511, Status.SAME),  # less than a block of the allocator
-        (PEAK, (10_000,), 9_489, Status.SAME),
-        (PEAK, (10_000,), 10_512, Status.CHANGED),
-        (PEAK, (10_000,), 9_488, Status.FASTER),
-        (PEAK, (10**8,), 10**8 + 50_000, Status.SAME),  # 0.05 %: another order of backward passes
-        (PEAK, (10**8,), 10**8 + 50_001, Status.CHANGED),
-        (PEAK, (10_000, 10_300), 10_600, Status.CHANGED),  # small rises do not add up
-        (LEAK, (0,), 4, Status.CHANGED),  # the floor is the peak's alone
-        ("graph_breaks", (0, 1), 1, Status.SAME),  # others are compared with the newest recording
-    ],
-)
+@pytest.mark.parametrize(("name", "recorded", "now", "status"), [
+    ("launches_per_step", (1000,), 1020, Status.SAME),  # 2 % are no news
+    ("launches_per_step", (1000,), 1021, Status.CHANGED),
+    (PEAK, (10_000,), 10_511, Status.SAME),  # less than a block of the allocator
+    (PEAK, (10_000,), 9_489, Status.SAME),
+    (PEAK, (10_000,), 10_512, Status.CHANGED),
+    (PEAK, (10_000,), 9_488, Status.FASTER),
+    (PEAK, (10**8,), 10**8 + 50_000, Status.SAME),  # 0.05 %: another order of backward passes
+    (PEAK, (10**8,), 10**8 + 50_001, Status.CHANGED),
+    (PEAK, (10_000, 10_300), 10_600, Status.CHANGED),  # small rises do not add up
+    (LEAK, (0,), 4, Status.CHANGED),  # the floor is the peak's alone
+    ("graph_breaks", (0, 1), 1, Status.SAME),  # others are compared with the newest recording
+])  # fmt: skip
 def test_what_a_count_may_move_by(name, recorded, now, status):
     """Each side of every limit."""
     past = epochs_of(*({name: count} for count in recorded))
     assert judge(Question(with_counts(evidence(), **{name: now}), past)).status is status
 
 
-@pytest.mark.parametrize(
-    ("ungated", "moved"),
-    [
-        ("step_ms", {"launch_ms": (500.0,) * 3}),
-        ("graph_breaks", {"graph_breaks": 7}),
-        ("flops_per_step", {"flops_per_step": 7}),
-    ],
-)
+@pytest.mark.parametrize(("ungated", "moved"), [
+    ("step_ms", {"launch_ms": (500.0,) * 3}),
+    ("graph_breaks", {"graph_breaks": 7}),
+    ("flops_per_step", {"flops_per_step": 7}),
+])  # fmt: skip
 def test_an_ungated_metric_never_decides(ungated, moved):
     """What the case does not gate is compared and shown, and cannot fail or loudly pass it."""
     gates = tuple(name for name in evidence().gates if name != ungated)
@@ -183,14 +177,11 @@ def test_an_ungated_metric_never_decides(ungated, moved):
     assert not metric(verdict, ungated).gated
 
 
-@pytest.mark.parametrize(
-    ("rises", "status"),
-    [
-        ("graph_breaks", Status.CHANGED),
-        ("host_syncs_per_step", Status.CHANGED),
-        ("memsets_per_step", Status.SLOWER),
-    ],
-)
+@pytest.mark.parametrize(("rises", "status"), [
+    ("graph_breaks", Status.CHANGED),
+    ("host_syncs_per_step", Status.CHANGED),
+    ("memsets_per_step", Status.SLOWER),
+])  # fmt: skip
 def test_the_worst_metric_decides(rises, status):
     """A price or waste decides before a time, which decides before an amount and before what is
     FASTER. Each metric keeps its own verdict.
@@ -395,34 +386,27 @@ WITHIN = Status.SAME, Reason.WITHIN_LIMIT
 LACKS = Status.NO_BASELINE, Reason.NOT_RECORDED
 
 
-@pytest.mark.parametrize(
-    ("found", "past", "said", "words"),
-    [
-        *(
-            (evidence(case=now), entry(case=then), CONDITIONS, words)
-            for then, now, words in (
-                (CASE, CASE | {"world_size": 4}, "world_size 1 -> 4"),
-                (CASE, CASE | {"workload": "model.workloads:forward"}, "workload"),
-                (CASE, same_but(fused=True), "fused unset -> True"),
-                (same_but(fused=True), CASE, "fused True -> unset"),
-                (CASE, same_but(window=None), "window unset -> None"),
-                (same_but(world_size=2), same_but(world_size=2) | {"world_size": 2}, "world_size"),
-            )
-        ),
-        *(
+@pytest.mark.parametrize(("found", "past", "said", "words"), [
+    *((evidence(case=now), entry(case=then), CONDITIONS, words) for then, now, words in (
+          (CASE, CASE | {"world_size": 4}, "world_size 1 -> 4"),
+          (CASE, CASE | {"workload": "model.workloads:forward"}, "workload"),
+          (CASE, same_but(fused=True), "fused unset -> True"),
+          (same_but(fused=True), CASE, "fused True -> unset"),
+          (CASE, same_but(window=None), "window unset -> None"),
+          (same_but(world_size=2), same_but(world_size=2) | {"world_size": 2}, "world_size"))),
+    *(
             (evidence(), one_recording(software=SOFTWARE | {part: "9.9"}), CONDITIONS, part)
             for part in SOFTWARE
         ),
-        (evidence(), one_recording(times_ms={}), LACKS, ""),
-        (evidence(), one_recording(times_ms={"step_ms": []}), LACKS, ""),
-        (with_block(TWO_CLOCKS), FIVE, CLOCKS, "rank 1"),
-        (evidence(gates=()), FIVE, EMPTY, "gated"),
-        # What is compared all the same.
-        (evidence(), epochs_of({}, more=[OTHER]), WITHIN, ""),
-        (evidence(fingerprint=replace(FINGERPRINT, torch="2.11.0")), FIVE, WITHIN, ""),
-        (DRIFTING, entry(), (Status.SAME, Reason.EQUAL), ""),
-    ],
-)
+    (evidence(), one_recording(times_ms={}), LACKS, ""),
+    (evidence(), one_recording(times_ms={"step_ms": []}), LACKS, ""),
+    (with_block(TWO_CLOCKS), FIVE, CLOCKS, "rank 1"),
+    (evidence(gates=()), FIVE, EMPTY, "gated"),
+    # What is compared all the same.
+    (evidence(), epochs_of({}, more=[OTHER]), WITHIN, ""),
+    (evidence(fingerprint=replace(FINGERPRINT, torch="2.11.0")), FIVE, WITHIN, ""),
+    (DRIFTING, entry(), (Status.SAME, Reason.EQUAL), ""),
+])  # fmt: skip
 def test_what_can_be_compared(found, past, said, words):
     """Whatever else the figures depend on is not compared, and the message says in what it differs.
     Recordings of other software are left out; a local build of torch is that torch; and a warm-up
@@ -453,16 +437,13 @@ def test_one_launch_is_enough_far_inside_the_limit():
             assert not enough_launches(one(250.0 * (1 + change_pct / 100)), known)
 
 
-@pytest.mark.parametrize(
-    ("moved", "past"),
-    [
-        ({"counts": Counts(COUNTS | {"host_syncs_per_step": 7}, {}, {})}, {}),
-        ({"counts": Counts(COUNTS | {"launches_per_step": 1}, {}, {})}, {}),
-        ({"faults": (Fault(Reason.RAISED, "x"),)}, {}),
-        ({}, {"software": {"torch": "1.0"}}),
-        ({}, {"times_ms": {}}),
-    ],
-)
+@pytest.mark.parametrize(("moved", "past"), [
+    ({"counts": Counts(COUNTS | {"host_syncs_per_step": 7}, {}, {})}, {}),
+    ({"counts": Counts(COUNTS | {"launches_per_step": 1}, {}, {})}, {}),
+    ({"faults": (Fault(Reason.RAISED, "x"),)}, {}),
+    ({}, {"software": {"torch": "1.0"}}),
+    ({}, {"times_ms": {}}),
+])  # fmt: skip
 def test_one_launch_is_not_enough_for_a_case_that_is_not_same(moved, past):
     """A counter rose, or fell; it is not sound; nothing can be compared. If its time is not gated,
     another launch would change nothing.

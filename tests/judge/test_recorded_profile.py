@@ -77,16 +77,13 @@ def test_a_kernel_of_several_products_is_recorded_once():
     assert to_confirm(by_recordings(with_profile(several), entry())) is None
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"idle":[', '"idly":['),
-        (" 2x2x1 128x1x1", " 2x2x1"),
-        (" 2x2x1 128x1x1", " 2xtwox1 128x1x1"),
-        ('"ranks":1', '"ranks":0'),
-        ('"sync":{"forward":{"cudaStreamSynchronize":[1.0,', '"sync":{"forward":{"x":['),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ('"idle":[', '"idly":['),
+    (" 2x2x1 128x1x1", " 2x2x1"),
+    (" 2x2x1 128x1x1", " 2xtwox1 128x1x1"),
+    ('"ranks":1', '"ranks":0'),
+    ('"sync":{"forward":{"cudaStreamSynchronize":[1.0,', '"sync":{"forward":{"x":['),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(old, new):
     """A part that there is not, a kernel without its shape, a figure too few."""
     text = json.dumps(msgspec.to_builtins(recorded(profile())), separators=(",", ":"))
@@ -106,15 +103,12 @@ def entry(card="GPU-1234", found=None):
     return Entry(case=CASE, epochs=[Epoch(reason="first", recordings=[own])])
 
 
-@pytest.mark.parametrize(
-    ("slower", "card", "asks"),
-    [
-        (1.0, "GPU-1234", False),
-        (1.05, "GPU-1234", True),  # 1 % of this step
-        (1.05, "GPU-5678", True),
-        (0.9, "GPU-1234", False),
-    ],
-)
+@pytest.mark.parametrize(("slower", "card", "asks"), [
+    (1.0, "GPU-1234", False),
+    (1.05, "GPU-1234", True),  # 1 % of this step
+    (1.05, "GPU-5678", True),
+    (0.9, "GPU-1234", False),
+])  # fmt: skip
 def test_kernels_ask_for_pairs(slower, card, asks):
     """A kernel beyond its own spread does, though the step is within its limit. Without pairs that
     is no verdict, and the line names the kernel.
@@ -162,15 +156,12 @@ def test_a_card_at_another_clock_asks_for_nothing():
     )
 
 
-@pytest.mark.parametrize(
-    ("ratios", "status", "outcome"),
-    [
-        ([2.0] * 8, Status.SLOWER, Confirmation.CONFIRMED),
-        ([0.0] * 8, Status.SAME, Confirmation.STEP_SAME),
-        ([-2.0] * 8, Status.FASTER, Confirmation.CONFIRMED),
-        ([2.0], Status.INCONCLUSIVE, Confirmation.UNDECIDED),
-    ],
-)
+@pytest.mark.parametrize(("ratios", "status", "outcome"), [
+    ([2.0] * 8, Status.SLOWER, Confirmation.CONFIRMED),
+    ([0.0] * 8, Status.SAME, Confirmation.STEP_SAME),
+    ([-2.0] * 8, Status.FASTER, Confirmation.CONFIRMED),
+    ([2.0], Status.INCONCLUSIVE, Confirmation.UNDECIDED),
+])  # fmt: skip
 def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
     """By the pairs alone, with their figures."""
     screened = by_recordings(with_profile(profile(1.1, seed=3)), entry())

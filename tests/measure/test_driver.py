@@ -327,15 +327,12 @@ def test_blocks_take_turns(world, measure, number, first):
 
 
 @pytest.mark.parametrize("base_ms", [125.0, 250.0, 251.0, 2500.0])
-@pytest.mark.parametrize(
-    ("taints", "alike"),
-    [
-        ([], [True, True]),
-        ([HOT], [True, True]),
-        ([None, HOT], [False, True]),  # base had run its first block by then
-        ([None, None, HOT], [True, True]),
-    ],
-)
+@pytest.mark.parametrize(("taints", "alike"), [
+    ([], [True, True]),
+    ([HOT], [True, True]),
+    ([None, HOT], [False, True]),  # base had run its first block by then
+    ([None, None, HOT], [True, True]),
+])  # fmt: skip
 def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
     """Counted from the first, warm-up and all: a model that learns costs another time in every
     step. Who is disturbed, or takes longer to get steady, is ahead, and the other one catches up,
@@ -355,14 +352,11 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
-@pytest.mark.parametrize(
-    ("afresh", "replaced"),
-    [
-        ({"first launch base"}, 1),
-        (set(), 0),  # every launch loads it: that is time of its step
-        ({"first launch base", "pair 2 head"}, 0),  # every launch compiles it
-    ],
-)
+@pytest.mark.parametrize(("afresh", "replaced"), [
+    ({"first launch base"}, 1),
+    (set(), 0),  # every launch loads it: that is time of its step
+    ({"first launch base", "pair 2 head"}, 0),  # every launch compiles it
+])  # fmt: skip
 @pytest.mark.parametrize("case", [CPU, GPU])
 def test_what_one_side_compiles_in_a_block_for_both_is_not_its_time(
     world, measure, case, afresh, replaced
@@ -469,16 +463,13 @@ def test_lines_of_host_syncs_are_found_after_all_that_is_timed(world, measure):
 STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step": [4, 5]}}
 
 
-@pytest.mark.parametrize(
-    ("varies", "again"),
-    [
-        (set(), []),
-        ({*FIRST, *COUNTING}, []),  # equal lists are equal
-        ({FIRST[0]}, COUNTING[:1]),  # chance
-        ({FIRST[0], COUNTING[0]}, COUNTING[:1]),  # the change
-        ({FIRST[1]}, COUNTING),
-    ],
-)
+@pytest.mark.parametrize(("varies", "again"), [
+    (set(), []),
+    ({*FIRST, *COUNTING}, []),  # equal lists are equal
+    ({FIRST[0]}, COUNTING[:1]),  # chance
+    ({FIRST[0], COUNTING[0]}, COUNTING[:1]),  # the change
+    ({FIRST[1]}, COUNTING),
+])  # fmt: skip
 def test_steps_that_differ_on_one_side_are_counted_once_more(world, measure, varies, again):
     """By HEAD's tree, which counts what the launches agree on. Then by the other tree, if the count
     is still another one and it is that tree whose steps differ.

@@ -123,15 +123,12 @@ def test_batches_on_a_gpu_are_those_on_the_cpu():
             assert torch.equal(expected, found.cpu())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": 0}, "batch is 0"),
-        ({"seq": -1}, "seq is -1"),
-        ({"world_size": 0}, "world_size is 0"),
-        ({"rank": 2}, "rank is 2; possible: an int from 0 to 1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"batch": 0}, "batch is 0"),
+    ({"seq": -1}, "seq is -1"),
+    ({"world_size": 0}, "world_size is 0"),
+    ({"rank": 2}, "rank is 2; possible: an int from 0 to 1"),
+])  # fmt: skip
 def test_an_impossible_loader_is_refused(change: dict[str, int], message: str):
     """A number out of range is a ValueError with the value found."""
     good = {"batch": 2, "seq": 4, "rank": 0, "world_size": 2}
@@ -194,14 +191,11 @@ def test_a_missing_manifest_is_refused(copied_shard: Path):
         Tokens.open(copied_shard)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json", "is not a manifest"),
-        ("[]", "lacks bytes, command, sha256"),
-        ('{"bytes": 1}', "lacks command, sha256"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("not json", "is not a manifest"),
+    ("[]", "lacks bytes, command, sha256"),
+    ('{"bytes": 1}', "lacks command, sha256"),
+])  # fmt: skip
 def test_an_unreadable_manifest_is_refused(copied_shard: Path, text: str, message: str):
     """A manifest that is no manifest is an error that says what it lacks."""
     manifest.manifest_path(copied_shard).write_text(text)

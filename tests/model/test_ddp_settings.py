@@ -98,23 +98,18 @@ def test_gradients_are_those_of_one_process_on_all_batches(ranks, way: str):
             torch.testing.assert_close(first[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0; possible: a finite number above 0"),
-        ({"bucket_cap_mb": "25"}, "bucket_cap_mb is '25'; possible: "),
-        ({"bucket_cap_mb": True}, "bucket_cap_mb is True; possible: "),
-        (
-            COMPILED | {"bucket_cap_mb": 0.5},
-            "bucket_cap_mb with compile and optimize_ddp is 0.5; possible: a number of 1 or more",
-        ),
-        ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is 1; possible: True, False"),
-        ({"static_graph": None}, "static_graph is None; possible: True, False"),
-        ({"find_unused_parameters": "no"}, "find_unused_parameters is 'no'; possible: "),
-        ({"compile_before_wrap": 0}, "compile_before_wrap is 0; possible: True, False"),
-        ({"optimize_ddp": "ddp_optimizer"}, "optimize_ddp is 'ddp_optimizer'; possible: True"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0; possible: a finite number above 0"),
+    ({"bucket_cap_mb": "25"}, "bucket_cap_mb is '25'; possible: "),
+    ({"bucket_cap_mb": True}, "bucket_cap_mb is True; possible: "),
+    (COMPILED | {"bucket_cap_mb": 0.5},
+     "bucket_cap_mb with compile and optimize_ddp is 0.5; possible: a number of 1 or more"),
+    ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is 1; possible: True, False"),
+    ({"static_graph": None}, "static_graph is None; possible: True, False"),
+    ({"find_unused_parameters": "no"}, "find_unused_parameters is 'no'; possible: "),
+    ({"compile_before_wrap": 0}, "compile_before_wrap is 0; possible: True, False"),
+    ({"optimize_ddp": "ddp_optimizer"}, "optimize_ddp is 'ddp_optimizer'; possible: True"),
+])  # fmt: skip
 def test_an_impossible_setting_is_refused_on_one_rank_too(change, message: str):
     """It is a ValueError of one line with the value found and the values possible."""
     with pytest.raises(ValueError) as caught:

@@ -175,15 +175,12 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path):
     assert not Checkpoints(tmp_path).paths()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[: len(data) // 2], "is truncated or no checkpoint"),
-        (lambda data: b"", "is truncated or no checkpoint"),
-        (lambda data: b"some text", "is truncated or no checkpoint"),
-        (lambda data: data[:50_000] + b"\xff" + data[50_001:], "is damaged in "),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda data: data[: len(data) // 2], "is truncated or no checkpoint"),
+    (lambda data: b"", "is truncated or no checkpoint"),
+    (lambda data: b"some text", "is truncated or no checkpoint"),
+    (lambda data: data[:50_000] + b"\xff" + data[50_001:], "is damaged in "),
+])  # fmt: skip
 def test_a_damaged_checkpoint_is_refused(
     trained: Path, damage, message: str, capsys, monkeypatch: pytest.MonkeyPatch
 ):

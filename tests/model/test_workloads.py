@@ -241,14 +241,11 @@ def test_phases_of_the_smaller_workloads(factory, expected: list[str]):
     assert seen == expected == list(workload.phases)
 
 
-@pytest.mark.parametrize(
-    ("factory", "extra", "tokens", "share"),
-    [
-        (forward, {}, 32, 1 / 3),
-        (forward_backward, {}, 32, 1),
-        (train_step, {"micro_steps": 3}, 96, 1),
-    ],
-)
+@pytest.mark.parametrize(("factory", "extra", "tokens", "share"), [
+    (forward, {}, 32, 1 / 3),
+    (forward_backward, {}, 32, 1),
+    (train_step, {"micro_steps": 3}, 96, 1),
+])  # fmt: skip
 def test_work_of_a_step(factory, extra: dict[str, int], tokens: int, share: float):
     """Tokens count every micro-step; FLOPs follow the formulas, a third for a forward pass."""
     workload = factory(**SMALL, **extra)
@@ -327,26 +324,23 @@ def test_attention_backends_agree():
         torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": "3b"}, "size is '3b'; possible: nano, 124m, 350m, 774m, 1.5b, 2.7b"),
-        ({"size": ["nano"]}, "size is "),
-        ({"batch": 0}, "batch is 0; possible: an int of 1 or more"),
-        ({"batch": -3}, "batch is -3"),
-        ({"batch": True}, "batch is True"),
-        ({"batch": 2.0}, "batch is 2.0"),
-        ({"seq": 33}, "seq is 33; possible: an int from 1 to 32"),
-        ({"seq": "16"}, "seq is '16'"),
-        ({"precision": "int8"}, "precision is 'int8'; possible: fp32, tf32, bf16, fp16"),
-        ({"precision": "tf32"}, "precision on cpu is 'tf32'; possible: fp32, bf16"),
-        ({"compile": 1}, "compile is 1; possible: True, False"),
-        ({"attention": "fast"}, "attention is 'fast'; possible: default, flash, efficient"),
-        ({"attention": "cudnn"}, "attention on cpu in fp32 is 'cudnn'; possible: default, flash"),
-        ({"seed": -1}, "seed is -1; possible: an int of 0 or more"),
-        ({"device": "tpu"}, "device is 'tpu'; possible: cpu"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"size": "3b"}, "size is '3b'; possible: nano, 124m, 350m, 774m, 1.5b, 2.7b"),
+    ({"size": ["nano"]}, "size is "),
+    ({"batch": 0}, "batch is 0; possible: an int of 1 or more"),
+    ({"batch": -3}, "batch is -3"),
+    ({"batch": True}, "batch is True"),
+    ({"batch": 2.0}, "batch is 2.0"),
+    ({"seq": 33}, "seq is 33; possible: an int from 1 to 32"),
+    ({"seq": "16"}, "seq is '16'"),
+    ({"precision": "int8"}, "precision is 'int8'; possible: fp32, tf32, bf16, fp16"),
+    ({"precision": "tf32"}, "precision on cpu is 'tf32'; possible: fp32, bf16"),
+    ({"compile": 1}, "compile is 1; possible: True, False"),
+    ({"attention": "fast"}, "attention is 'fast'; possible: default, flash, efficient"),
+    ({"attention": "cudnn"}, "attention on cpu in fp32 is 'cudnn'; possible: default, flash"),
+    ({"seed": -1}, "seed is -1; possible: an int of 0 or more"),
+    ({"device": "tpu"}, "device is 'tpu'; possible: cpu"),
+])  # fmt: skip
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_an_impossible_parameter_is_refused(factory, change: dict[str, object], message: str):
     """It is a ValueError of one line with the value found and the values possible."""
@@ -357,19 +351,10 @@ def test_an_impossible_parameter_is_refused(factory, change: dict[str, object], 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"micro_steps": 0},
-        {"micro_steps": True},
-        {"grad_clip": 0},
-        {"grad_clip": math.nan},
-        {"lr": -1e-3},
-        {"lr": "fast"},
-        {"weight_decay": math.inf},
-        {"weight_decay": False},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"micro_steps": 0}, {"micro_steps": True}, {"grad_clip": 0}, {"grad_clip": math.nan},
+    {"lr": -1e-3}, {"lr": "fast"}, {"weight_decay": math.inf}, {"weight_decay": False},
+])  # fmt: skip
 def test_an_impossible_training_parameter_is_refused(change: dict[str, object]):
     """The same for the parameters that only train_step has."""
     (name,) = change

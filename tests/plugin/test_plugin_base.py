@@ -107,17 +107,12 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     result.says("*cpu.json: linear?new?: none -> recorded, sync_candidates_per_step 10*")
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--perf-base="], "*--perf-base: empty*"),
-        (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
-        (
-            ["--perf-base=main", "--perf-update"],
-            "*a run that records is judged by its own baselines: *",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    (["--perf-base="], "*--perf-base: empty*"),
+    (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
+    (["--perf-base=main", "--perf-update"],
+     "*a run that records is judged by its own baselines: *"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_refused(gate, options, why):
     """Before anything is measured."""
     branch(gate)

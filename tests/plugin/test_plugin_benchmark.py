@@ -73,18 +73,11 @@ def test_a_users_own_mark_survives(recorded):
     assert bench["stats"]["rounds"] == len(SAMPLES)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--benchmark-warmup=on",
-        "--benchmark-disable-gc",
-        "--benchmark-min-rounds=100",
-        "--benchmark-cprofile=tottime",
-        "--benchmark-autosave",
-        "--benchmark-group-by=param",
-        "--benchmark-histogram=h",
-    ],
-)
+@pytest.mark.parametrize("option", [
+    "--benchmark-warmup=on", "--benchmark-disable-gc", "--benchmark-min-rounds=100",
+    "--benchmark-cprofile=tottime", "--benchmark-autosave", "--benchmark-group-by=param",
+    "--benchmark-histogram=h",
+])  # fmt: skip
 def test_its_other_options_change_no_verdict(recorded, option):
     """Options of pytest-benchmark's own loop have no hold on a replayed measurement."""
     if "histogram" in option:

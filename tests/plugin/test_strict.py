@@ -225,17 +225,10 @@ def test_a_strict_run_of_all_cases_passes(project):
     assert project.run("--perf-strict", "--perf-json=run.json").ret == 0
 
 
-@pytest.mark.parametrize(
-    ("ci", "options", "ret"),
-    [
-        ("true", (), 1),
-        ("1", (), 1),
-        ("true", ("--perf-no-strict",), 0),
-        ("", (), 0),
-        ("false", (), 0),
-        ("0", (), 0),
-    ],
-)
+@pytest.mark.parametrize(("ci", "options", "ret"), [
+    ("true", (), 1), ("1", (), 1), ("true", ("--perf-no-strict",), 0), ("", (), 0),
+    ("false", (), 0), ("0", (), 0),
+])  # fmt: skip
 def test_ci_is_strict_unless_it_says_otherwise(project, monkeypatch, ci, options, ret):
     """As GitHub sets it, or as 1; a line names the way out for a run that is no gate."""
     monkeypatch.setenv("CI", ci)
@@ -415,24 +408,21 @@ def test_xdist_does_not_hide_what_is_deselected(project):
     result.stdout.fnmatch_lines(["*no performance test was collected in this process*without -n*"])
 
 
-@pytest.mark.parametrize(
-    "does",
-    [
-        conftest("def pytest_configure():\n    pytest.exit('no GPU', returncode=0)\n"),
-        conftest("def pytest_sessionstart():\n    pytest.exit('no GPU', returncode=0)\n"),
-        conftest("def pytest_cmdline_main():\n    return 0\n"),
-        settings("addopts = --markers"),
-        settings("addopts = --help"),
-        settings("addopts = --version --version"),
-        settings("addopts = --cache-show"),
-        settings("addopts = --fixtures"),
-        conftest("def pytest_collection():\n    pytest.exit('no GPU', returncode=0)\n"),
-        conftest(
+@pytest.mark.parametrize("does", [
+    conftest("def pytest_configure():\n    pytest.exit('no GPU', returncode=0)\n"),
+    conftest("def pytest_sessionstart():\n    pytest.exit('no GPU', returncode=0)\n"),
+    conftest("def pytest_cmdline_main():\n    return 0\n"),
+    settings("addopts = --markers"),
+    settings("addopts = --help"),
+    settings("addopts = --version --version"),
+    settings("addopts = --cache-show"),
+    settings("addopts = --fixtures"),
+    conftest("def pytest_collection():\n    pytest.exit('no GPU', returncode=0)\n"),
+    conftest(
             "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
             "def pytest_sessionfinish(session):\n    yield\n    session.exitstatus = 0\n"
         ),
-    ],
-)
+])  # fmt: skip
 def test_a_status_of_0_that_pytest_does_not_give_leaves_no_pass(project, does):
     """Where a conftest or settings end the run, or set its exit status, pytest's own may be 0. No
     document says that it passed, and no older one stays: the gate is red.

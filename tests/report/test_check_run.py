@@ -63,18 +63,15 @@ def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
 PROBLEM = Problem(code=ProblemCode.CASE_MISSING, text="gone")
 
 
-@pytest.mark.parametrize(
-    ("document", "conclusion", "title"),
-    [
-        (run_document(SAME), "success", "passed: 1 same"),
-        (run_document(SAME, SAME), "success", "passed: 2 same"),
-        (run_document(SAME, passed=False), "failure", "failed: 1 same"),
-        (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
-        (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
-        (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
-        (run_document(passed=True), "failure", "failed: nothing was measured"),
-    ],
-)
+@pytest.mark.parametrize(("document", "conclusion", "title"), [
+    (run_document(SAME), "success", "passed: 1 same"),
+    (run_document(SAME, SAME), "success", "passed: 2 same"),
+    (run_document(SAME, passed=False), "failure", "failed: 1 same"),
+    (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
+    (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
+    (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
+    (run_document(passed=True), "failure", "failed: nothing was measured"),
+])  # fmt: skip
 def test_conclusion_title_and_pages_say_the_same(document, conclusion, title):
     """All follow from the document's outcome: no pass if a case, a problem or pytest says so, or if
     nothing was measured.

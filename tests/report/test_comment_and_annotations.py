@@ -93,20 +93,17 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
         assert GRAMMAR.fullmatch(line), line
 
 
-@pytest.mark.parametrize(
-    ("results", "until"),
-    [
-        ([SLOWER, NEW], "If it is meant: a waiver lets it pass"),
-        ([CHANGED], "If it is meant: a waiver lets it pass"),
-        ([NEW, FASTER], "No waiver lets it pass"),
-        ([TWICE], "No waiver lets it pass"),
-        ([FASTER, SAME], "To keep the gain: merge it"),
-        ([SAME], ""),
-        ([waived(CHANGED)], ""),
-        ([undecided(CHANGED)], ""),  # no waiver passes it, and nothing is recorded
-        ([accepted(CHANGED)], ""),  # the pull request has the recording
-    ],
-)
+@pytest.mark.parametrize(("results", "until"), [
+    ([SLOWER, NEW], "If it is meant: a waiver lets it pass"),
+    ([CHANGED], "If it is meant: a waiver lets it pass"),
+    ([NEW, FASTER], "No waiver lets it pass"),
+    ([TWICE], "No waiver lets it pass"),
+    ([FASTER, SAME], "To keep the gain: merge it"),
+    ([SAME], ""),
+    ([waived(CHANGED)], ""),
+    ([undecided(CHANGED)], ""),  # no waiver passes it, and nothing is recorded
+    ([accepted(CHANGED)], ""),  # the pull request has the recording
+])  # fmt: skip
 def test_a_way_out_is_offered_as_on_the_terminal(results, until):
     """A waiver where one passes the case; accepting it where the run can be accepted."""
     text = comment(run_document(*results), "1")
@@ -114,18 +111,11 @@ def test_a_way_out_is_offered_as_on_the_terminal(results, until):
     assert ("waiver lets it pass for" in text) == until.endswith("a waiver lets it pass")
 
 
-@pytest.mark.parametrize(
-    ("result", "waiver", "none"),
-    [
-        (CHANGED, True, False),
-        (OTHER_WORK, False, True),
-        (TWICE, False, True),
-        (FASTER, False, False),
-        (undecided(CHANGED), False, False),
-        (undecided(TWICE), False, False),
-        (waived(CHANGED), False, False),
-    ],
-)
+@pytest.mark.parametrize(("result", "waiver", "none"), [
+    (CHANGED, True, False), (OTHER_WORK, False, True), (TWICE, False, True), (FASTER, False, False),
+    (undecided(CHANGED), False, False), (undecided(TWICE), False, False),
+    (waived(CHANGED), False, False),
+])  # fmt: skip
 def test_in_pairs_a_waiver_is_offered_where_one_passes_the_case(result, waiver, none):
     """No waiver covers a case that was judged as a whole, nor a time that doubled."""
     text = comment(replace(run_document(result), against="main"), "1")

@@ -201,17 +201,14 @@ def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
     assert left == [first, "about 2:00 left", "about 1:05 left"]
 
 
-@pytest.mark.parametrize(
-    ("last_s", "took_s", "expected"),
-    [
-        ({}, {}, None),  # nothing is known
-        ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
-        ({"a": 40.0}, {}, 40.0),  # its own last time
-        ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
-        ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
-        ({"b": 30.0}, {"b": 60.0}, 60.0),
-    ],
-)
+@pytest.mark.parametrize(("last_s", "took_s", "expected"), [
+    ({}, {}, None),  # nothing is known
+    ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
+    ({"a": 40.0}, {}, 40.0),  # its own last time
+    ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
+    ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
+    ({"b": 30.0}, {"b": 60.0}, 60.0),
+])  # fmt: skip
 def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
     """What it took the last time, at this run's pace; else the mean of this run."""
     assert expected_s("a", last_s, took_s) == expected

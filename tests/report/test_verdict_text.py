@@ -78,15 +78,12 @@ FASTER = by_recordings(evidence((230.0,) * 3), entry())
 NO_BASELINE = by_recordings(evidence(), None)
 
 
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (0, "f[x]: CHANGED: syncs 1 -> 3 (+2 syncs) deep/model/gpt.py:88"),
-        (50, "f[x]: CHANGED: syncs 1 -> 3 deep/model/gpt.py:88"),
-        (40, "f[x]: CHANGED: syncs 1 -> 3 gpt.py:88"),
-        (30, "f[x]: CHANGED: syncs 1 -> 3..."),
-    ],
-)
+@pytest.mark.parametrize(("width", "line"), [
+    (0, "f[x]: CHANGED: syncs 1 -> 3 (+2 syncs) deep/model/gpt.py:88"),
+    (50, "f[x]: CHANGED: syncs 1 -> 3 deep/model/gpt.py:88"),
+    (40, "f[x]: CHANGED: syncs 1 -> 3 gpt.py:88"),
+    (30, "f[x]: CHANGED: syncs 1 -> 3..."),
+])  # fmt: skip
 def test_a_long_headline_loses_figures_then_folders_then_its_end(width, line):
     """The case, the verdict and what moved stay."""
     whole = "f[x]: CHANGED: syncs 1 -> 3 (+2 syncs) deep/model/gpt.py:88"
@@ -118,17 +115,12 @@ def test_a_page_has_a_headline_of_one_line_that_fits(verdict, width):
     assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
-@pytest.mark.parametrize(
-    ("parts", "text"),
-    [
-        ([("a.precision = high", 1, 0)], "settings: a.precision high -> default"),
-        ([("a.precision = high", 0, 1)], "settings: a.precision default -> high"),
-        (
-            [("a.precision = high", 1, 0), ("a.precision = medium", 0, 1)],
-            "settings: a.precision high -> medium",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("parts", "text"), [
+    ([("a.precision = high", 1, 0)], "settings: a.precision high -> default"),
+    ([("a.precision = high", 0, 1)], "settings: a.precision default -> high"),
+    ([("a.precision = high", 1, 0), ("a.precision = medium", 0, 1)],
+     "settings: a.precision high -> medium"),
+])  # fmt: skip
 def test_a_setting_is_named_old_and_new(parts, text):
     """Whether it was the workload that set it then, or now, or both times."""
     moves = tuple(PartMove(*part) for part in parts)
@@ -140,13 +132,11 @@ def test_a_setting_is_named_old_and_new(parts, text):
     assert text.removeprefix("settings: ") in "".join(verdict_text.evidence_lines(verdict))
 
 
-@pytest.mark.parametrize(
-    ("verdict", "commands"),
-    [
-        (FASTER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
-        (SLOWER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
-        (NO_BASELINE, ["accept 'train_step[124m-bf16]' --baselines 'my dir'"]),
-        (
+@pytest.mark.parametrize(("verdict", "commands"), [
+    (FASTER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+    (SLOWER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+    (NO_BASELINE, ["accept 'train_step[124m-bf16]' --baselines 'my dir'"]),
+    (
             replace(SLOWER, against="main (abc)"),
             [
                 "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
@@ -155,8 +145,7 @@ def test_a_setting_is_named_old_and_new(parts, text):
                 "waiver",
             ],
         ),
-    ],
-)
+])  # fmt: skip
 def test_commands_carry_the_folder(verdict, commands):
     """Of a run with --perf-baselines: following its hints must not write the usual folder."""
     steps = next_steps(verdict, "e.json", Commands(baselines="my dir"))
@@ -273,36 +262,27 @@ HEAD = "Traceback (most recent call last):\n"
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
-        (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
-        (
-            HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
-            HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n",
-        ),
-        (HEAD + ENGINE + "BadWorkload: x\n", ""),
-        ("no traceback\n    at all\n", "no traceback\n    at all\n"),
-        ("", ""),
-    ],
-    ids=["raised", "imported", "chained", "engine", "other", "empty"],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
+    (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
+    (HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
+     HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n"),
+    (HEAD + ENGINE + "BadWorkload: x\n", ""),
+    ("no traceback\n    at all\n", "no traceback\n    at all\n"),
+    ("", ""),
+], ids=["raised", "imported", "chained", "engine", "other", "empty"])  # fmt: skip
 def test_the_users_frames(text, shown):
     """The engine's frames and the import machinery's go with their source; all else stays."""
     assert verdict_text.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize(
-    ("reason", "detail", "lines"),
-    [
-        (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
-        (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
-        (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
-        (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
-        (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "detail", "lines"), [
+    (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+    (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+    (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+    (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+    (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+])  # fmt: skip
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, Failed(message="m"), detail)
@@ -325,20 +305,15 @@ def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
     assert told == [(0.5 * i, "compile") for i in range(7)]
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({}, ""),
-        ({"tree_changed": True}, "commit, measure again, then "),
-        ({"dirty": ("out.html",)}, "commit out.html, measure again, then "),
-        (
-            {"dirty": ("last.pt",), "tree_changed": True},
-            "commit last.pt, or add it to .gitignore, measure again, then ",
-        ),
-        ({"dirty": tuple("abcd")}, "commit a, b and 2 more, measure again, then "),
-        ({"faults": (Fault(Reason.UNDECIDED, "ended by SIGTERM"),)}, "measure again, then "),
-    ],
-)
+@pytest.mark.parametrize(("how", "said"), [
+    ({}, ""),
+    ({"tree_changed": True}, "commit, measure again, then "),
+    ({"dirty": ("out.html",)}, "commit out.html, measure again, then "),
+    ({"dirty": ("last.pt",), "tree_changed": True},
+     "commit last.pt, or add it to .gitignore, measure again, then "),
+    ({"dirty": tuple("abcd")}, "commit a, b and 2 more, measure again, then "),
+    ({"faults": (Fault(Reason.UNDECIDED, "ended by SIGTERM"),)}, "measure again, then "),
+])  # fmt: skip
 def test_evidence_that_is_not_recorded_says_what_comes_first(how, said):
     """The accept command would be refused: the line names what to commit before it. Who committed
     the code may have forgotten a file. A run that was ended is not recorded either.

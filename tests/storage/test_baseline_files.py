@@ -355,18 +355,9 @@ def test_a_merge_conflict_is_called_one(path, marker, newline):
     refused(path, "line 6", "merge conflict", "git checkout --ours")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x00\x01\x02\xff",
-        b"null",
-        b"[]",
-        b"{}",
-        b"\xef\xbb\xbf{}",
-        b"[" * 100_000,
-    ],
-    ids=lambda content: repr(content[:6]),
-)
+@pytest.mark.parametrize("content", [
+    b"\x00\x01\x02\xff", b"null", b"[]", b"{}", b"\xef\xbb\xbf{}", b"[" * 100_000,
+], ids=lambda content: repr(content[:6]))  # fmt: skip
 def test_garbage_is_refused(path, content):
     """Whatever is not a baseline file is refused with a remedy, never with another exception."""
     path.write_bytes(content)
@@ -516,17 +507,14 @@ def test_what_has_to_be_done_before_it_can_be_written(path, monkeypatch, number,
         save(path, baseline_file())
 
 
-@pytest.mark.parametrize(
-    ("device", "name", "world_size", "file"),
-    [
-        ("cpu", "", 1, "cpu.json"),
-        ("cpu", "whatever", 4, "cpu.json"),
-        ("cuda", "NVIDIA H200", 1, "h200x1.json"),
-        ("cuda", "NVIDIA H100 80GB HBM3", 4, "h100-80gb-hbm3x4.json"),
-        ("cuda", "NVIDIA A100-SXM4-80GB", 8, "a100-sxm4-80gbx8.json"),
-        ("cuda", "GPU/../../x", 1, "gpu-xx1.json"),
-    ],
-)
+@pytest.mark.parametrize(("device", "name", "world_size", "file"), [
+    ("cpu", "", 1, "cpu.json"),
+    ("cpu", "whatever", 4, "cpu.json"),
+    ("cuda", "NVIDIA H200", 1, "h200x1.json"),
+    ("cuda", "NVIDIA H100 80GB HBM3", 4, "h100-80gb-hbm3x4.json"),
+    ("cuda", "NVIDIA A100-SXM4-80GB", 8, "a100-sxm4-80gbx8.json"),
+    ("cuda", "GPU/../../x", 1, "gpu-xx1.json"),
+])  # fmt: skip
 def test_files_are_named_by_machine(device, name, world_size, file):
     """One file for a kind of GPU and their number, one for all CPUs."""
     assert file_name(device, name, world_size) == file

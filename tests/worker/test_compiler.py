@@ -280,20 +280,17 @@ top = lambda x: x
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "name", "expected"),
-    [
-        (3, "plain", "plain"),
-        (3, "torch_dynamo_resume_in_plain_at_3", "plain"),
-        (4, "<lambda>", "plain.<lambda>"),
-        (7, "forward", "Block.forward"),
-        (11, "inner", "Block.forward.inner"),
-        (11, "", "Block.forward.inner"),
-        (11, "generated", "generated"),
-        (12, "<lambda>", "<lambda>"),
-        (6, "", ""),
-    ],
-)
+@pytest.mark.parametrize(("line", "name", "expected"), [
+    (3, "plain", "plain"),
+    (3, "torch_dynamo_resume_in_plain_at_3", "plain"),
+    (4, "<lambda>", "plain.<lambda>"),
+    (7, "forward", "Block.forward"),
+    (11, "inner", "Block.forward.inner"),
+    (11, "", "Block.forward.inner"),
+    (11, "generated", "generated"),
+    (12, "<lambda>", "<lambda>"),
+    (6, "", ""),
+])  # fmt: skip
 def test_names_are_qualified_as_python_does(tmp_path, line, name, expected):
     """The bare name that the compiler keeps becomes the one with its class and outer function."""
     path = tmp_path / "source.py"

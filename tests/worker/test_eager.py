@@ -91,72 +91,66 @@ def waits(program):
     return count
 
 
-@pytest.mark.parametrize(
-    ("line", "count", "what"),
-    [
-        ("x.sum().item()", 1, ".item()"),
-        ("float(x.sum()) + int(x[0, 0])", 2, ".item()"),
-        ("bool(x.sum() > 0)", 1, ".item()"),
-        ("f'{x.mean():.2f}'", 1, ".item()"),
-        ("x[: x.sum().long() * 0]", 1, ".item()"),
-        ("x.cpu()", 1, "copy to the host"),
-        ("x.cpu().numpy()", 1, "copy to the host"),
-        ('x.to("cpu")', 1, "copy to the host"),
-        ("torch.empty(2, 3).copy_(x)", 1, "copy to the host"),
-        ("x.cpu().sum().item()", 1, "copy to the host"),
-        ('x.to(torch.device("cpu"))', 1, "copy to the host"),
-        ("x.tolist()", 1, ".tolist()"),
-        ("x.numpy(force=True)", 1, ".numpy()"),
-        ("repr(x)", 1, "print of a tensor"),
-        ("x.nonzero()", 1, "nonzero"),
-        ("torch.where(x > 2)", 1, "nonzero"),
-        ("torch.argwhere(x)", 1, "nonzero"),
-        ("x[x > 2]", 1, "nonzero of a mask"),
-        ("x[x > 2] = x[x > 2]", 2, "nonzero of a mask"),
-        ("x.index_put((x > 2,), torch.ones(1))", 1, "nonzero of a mask"),
-        ("torch.masked_select(x, x > 2)", 1, "masked_select"),
-        ("torch.unique(x)", 1, "unique"),
-        ("torch.unique(x, dim=0)", 1, "unique"),
-        ("torch.unique_consecutive(x)", 1, "unique_consecutive"),
-        ("torch.repeat_interleave(x, x[0, 1:].long(), dim=0)", 1, "repeat_interleave"),
-        ("torch.equal(x, x)", 1, "equal"),
-        ("torch.allclose(x, x)", 1, "allclose"),
-        ("torch.bincount(x[0].long())", 1, "bincount"),
-    ],
-)
+@pytest.mark.parametrize(("line", "count", "what"), [
+    ("x.sum().item()", 1, ".item()"),
+    ("float(x.sum()) + int(x[0, 0])", 2, ".item()"),
+    ("bool(x.sum() > 0)", 1, ".item()"),
+    ("f'{x.mean():.2f}'", 1, ".item()"),
+    ("x[: x.sum().long() * 0]", 1, ".item()"),
+    ("x.cpu()", 1, "copy to the host"),
+    ("x.cpu().numpy()", 1, "copy to the host"),
+    ('x.to("cpu")', 1, "copy to the host"),
+    ("torch.empty(2, 3).copy_(x)", 1, "copy to the host"),
+    ("x.cpu().sum().item()", 1, "copy to the host"),
+    ('x.to(torch.device("cpu"))', 1, "copy to the host"),
+    ("x.tolist()", 1, ".tolist()"),
+    ("x.numpy(force=True)", 1, ".numpy()"),
+    ("repr(x)", 1, "print of a tensor"),
+    ("x.nonzero()", 1, "nonzero"),
+    ("torch.where(x > 2)", 1, "nonzero"),
+    ("torch.argwhere(x)", 1, "nonzero"),
+    ("x[x > 2]", 1, "nonzero of a mask"),
+    ("x[x > 2] = x[x > 2]", 2, "nonzero of a mask"),
+    ("x.index_put((x > 2,), torch.ones(1))", 1, "nonzero of a mask"),
+    ("torch.masked_select(x, x > 2)", 1, "masked_select"),
+    ("torch.unique(x)", 1, "unique"),
+    ("torch.unique(x, dim=0)", 1, "unique"),
+    ("torch.unique_consecutive(x)", 1, "unique_consecutive"),
+    ("torch.repeat_interleave(x, x[0, 1:].long(), dim=0)", 1, "repeat_interleave"),
+    ("torch.equal(x, x)", 1, "equal"),
+    ("torch.allclose(x, x)", 1, "allclose"),
+    ("torch.bincount(x[0].long())", 1, "bincount"),
+])  # fmt: skip
 def test_what_waits_is_found_where_it_stands(waits, line, count, what):
     """Count, what, line, function and text of a step of one line."""
     assert waits(line) == (count, what)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "x + 1",
-        "x.to(DEVICE)",
-        "x.to(CPU)",
-        "x.to(x)",
-        "x.to(torch.bfloat16)",
-        "x.to(device=x.device, dtype=torch.half)",
-        "x.to(x.device, non_blocking=x.device.type != 'cpu')",
-        "x.to(x.device)  # never 'cpu' here",
-        "x.to(device='cpu', non_blocking=True)",
-        "torch.empty(2, 3).copy_(x, non_blocking=True)",
-        "x[torch.zeros(2, dtype=torch.long)]",
-        "w[torch.zeros(2, dtype=torch.long)].sum().backward()",
-        "x[x > 100] = 0.0",
-        "x.masked_fill(x > 2, 0.0)",
-        "torch.where(x > 2, x, -x)",
-        "torch.repeat_interleave(x, x[0, 1:].long(), dim=0, output_size=3)",
-        "torch.repeat_interleave(x, 2, dim=0)",
-        "torch.count_nonzero(x)",
-        "torch.isfinite(x).all()",
-        "torch.nn.utils.clip_grad_norm_([w], 1.0)",
-        "(w * 2).sum().backward()",
-        "str(x.shape) + str(x.dtype)",
-        "x.numel() + len(x) + x.stride(0)",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "x + 1",
+    "x.to(DEVICE)",
+    "x.to(CPU)",
+    "x.to(x)",
+    "x.to(torch.bfloat16)",
+    "x.to(device=x.device, dtype=torch.half)",
+    "x.to(x.device, non_blocking=x.device.type != 'cpu')",
+    "x.to(x.device)  # never 'cpu' here",
+    "x.to(device='cpu', non_blocking=True)",
+    "torch.empty(2, 3).copy_(x, non_blocking=True)",
+    "x[torch.zeros(2, dtype=torch.long)]",
+    "w[torch.zeros(2, dtype=torch.long)].sum().backward()",
+    "x[x > 100] = 0.0",
+    "x.masked_fill(x > 2, 0.0)",
+    "torch.where(x > 2, x, -x)",
+    "torch.repeat_interleave(x, x[0, 1:].long(), dim=0, output_size=3)",
+    "torch.repeat_interleave(x, 2, dim=0)",
+    "torch.count_nonzero(x)",
+    "torch.isfinite(x).all()",
+    "torch.nn.utils.clip_grad_norm_([w], 1.0)",
+    "(w * 2).sum().backward()",
+    "str(x.shape) + str(x.dtype)",
+    "x.numel() + len(x) + x.stride(0)",
+])  # fmt: skip
 def test_what_does_not_wait_is_none(waits, line):
     """Shapes, integer indices, filled masks, .to(device) of this run's CPU and copies that do not
     block are no waits.
@@ -313,22 +307,19 @@ def test_the_comment_without_a_reason_allows_nothing(program):
     assert [site.allowed for site in sites] == [""]
 
 
-@pytest.mark.parametrize(
-    ("comment", "reason"),
-    [
-        ("# stepguard: allow sync: logged", "logged"),
-        ("# stepguard: allow sync - logged", "logged"),
-        ("#stepguard:allow sync, every 100 steps", "every 100 steps"),
-        ("# noqa  # stepguard: allow sync: logged ", "logged"),
-        ("# stepguard: allow sync", ""),
-        ("# stepguard: allow sync:  ", ""),
-        ("# stepguard: allow syncs: logged", ""),
-        ("# stepguard: allow sync-free code only", ""),
-        ("# allow sync: logged", ""),
-        ("stepguard: allow sync: logged", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("comment", "reason"), [
+    ("# stepguard: allow sync: logged", "logged"),
+    ("# stepguard: allow sync - logged", "logged"),
+    ("#stepguard:allow sync, every 100 steps", "every 100 steps"),
+    ("# noqa  # stepguard: allow sync: logged ", "logged"),
+    ("# stepguard: allow sync", ""),
+    ("# stepguard: allow sync:  ", ""),
+    ("# stepguard: allow syncs: logged", ""),
+    ("# stepguard: allow sync-free code only", ""),
+    ("# allow sync: logged", ""),
+    ("stepguard: allow sync: logged", ""),
+    ("", ""),
+])  # fmt: skip
 def test_what_the_comment_says(comment, reason):
     """The marker as documented, anywhere in the line's comment; nothing that looks like it."""
     assert allowed_by_comment(f"print(loss.item())  {comment}") == reason
@@ -484,15 +475,12 @@ def test_a_cast_has_its_type():
     }
 
 
-@pytest.mark.parametrize(
-    ("single", "precision", "kind"),
-    [
-        (True, "highest", torch.float32),
-        (True, "a GPU's TF32", torch.float32),
-        (False, "medium", torch.float32),
-        (False, "highest", torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("single", "precision", "kind"), [
+    (True, "highest", torch.float32),
+    (True, "a GPU's TF32", torch.float32),
+    (False, "medium", torch.float32),
+    (False, "highest", torch.bfloat16),
+])  # fmt: skip
 def test_numbers_are_of_single_precision_if_nothing_rounds_on_this_device(single, precision, kind):
     """What a script sets for a GPU that it does not use rounds nothing."""
     x, tally = torch.ones(2, 2, dtype=kind), Tally(numbers=StepNumbers())
@@ -519,23 +507,15 @@ def _activated(form):
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
 
 
-@pytest.mark.parametrize(
-    ("does", "names"),
-    [
-        (
-            partial(_activated, "tanh"),
-            {"aten.gelu[tanh].default", "aten.gelu_backward[tanh].default"},
-        ),
-        (partial(_activated, "none"), {"aten.gelu.default", "aten.gelu_backward.default"}),
-        (
-            partial(_attended, True),
-            {f"{ATTENTION}[causal].default", f"{ATTENTION}_backward[causal].default"},
-        ),
-        (partial(_attended, False), {f"{ATTENTION}.default", f"{ATTENTION}_backward.default"}),
-        (lambda: torch.ones(2).div(2, rounding_mode="floor"), {"aten.div[floor].Tensor_mode"}),
-        (lambda: torch.ones(2).div(2), {"aten.div.Tensor"}),
-    ],
-)
+@pytest.mark.parametrize(("does", "names"), [
+    (partial(_activated, "tanh"), {"aten.gelu[tanh].default", "aten.gelu_backward[tanh].default"}),
+    (partial(_activated, "none"), {"aten.gelu.default", "aten.gelu_backward.default"}),
+    (partial(_attended, True),
+     {f"{ATTENTION}[causal].default", f"{ATTENTION}_backward[causal].default"}),
+    (partial(_attended, False), {f"{ATTENTION}.default", f"{ATTENTION}_backward.default"}),
+    (lambda: torch.ones(2).div(2, rounding_mode="floor"), {"aten.div[floor].Tensor_mode"}),
+    (lambda: torch.ones(2).div(2), {"aten.div.Tensor"}),
+])  # fmt: skip
 def test_the_form_of_an_operator_is_in_its_name(does, names):
     """As many calls, and another step: a GELU, an attention, a rounding of another form. Not where
     it is left out, and never a number.

@@ -513,14 +513,11 @@ def test_a_script_may_leave_the_working_directory(script):
     assert in_a_fork(raised) == {"is": place}
 
 
-@pytest.mark.parametrize(
-    ("line", "raised", "says"),
-    [
-        ("assert number < 3, 'too far'", "AssertionError", "too far"),
-        # A file that is cut off is no question.
-        ("number < 3 or __import__('pickle').loads(b'')", "EOFError", "Ran out of input"),
-    ],
-)
+@pytest.mark.parametrize(("line", "raised", "says"), [
+    ("assert number < 3, 'too far'", "AssertionError", "too far"),
+    # A file that is cut off is no question.
+    ("number < 3 or __import__('pickle').loads(b'')", "EOFError", "Ran out of input"),
+])  # fmt: skip
 def test_what_a_script_raises_is_its_own(script, line, raised, says):
     """The error stays what it is; a note says in which step it came."""
     text = PLAIN.replace("    passes", f"    {line}\n    passes")

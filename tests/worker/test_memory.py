@@ -217,16 +217,13 @@ def test_gradients_do_not_count(counted, dropped):
     assert counted(make).between == 1
 
 
-@pytest.mark.parametrize(
-    ("layout", "block", "size_bytes"),
-    [
-        (torch.sparse_coo, None, 10 * UNIT),  # row and column of each value, in int64
-        (torch.sparse_csr, None, 6 * UNIT + 24),
-        (torch.sparse_csc, None, 8 * UNIT + 8),
-        (torch.sparse_bsr, (1, N), 2 * UNIT + 40),
-        (torch.sparse_bsc, (2, N), 2 * UNIT + 24),
-    ],
-)
+@pytest.mark.parametrize(("layout", "block", "size_bytes"), [
+    (torch.sparse_coo, None, 10 * UNIT),  # row and column of each value, in int64
+    (torch.sparse_csr, None, 6 * UNIT + 24),
+    (torch.sparse_csc, None, 8 * UNIT + 8),
+    (torch.sparse_bsr, (1, N), 2 * UNIT + 40),
+    (torch.sparse_bsc, (2, N), 2 * UNIT + 24),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_a_sparse_constant_lives_between_steps(counted, layout, block, size_bytes):
     """2 units of values, and their indices: what a step reads, whatever layout it has."""

@@ -251,32 +251,17 @@ def test_refactors_of_a_small_gpt_are_the_same(small_base, tmp_path):
     assert_same(small(tmp_path, edits), small_base)
 
 
-@pytest.mark.parametrize(
-    ("edit", "cause"),
-    [
-        (
-            (
-                "        x = x + self.mlp(self.ln_2(x))\n",
-                "        x = x + self.mlp(self.ln_2(self.ln_2(x)))\n",
-            ),
-            "+2 aten.native_layer_norm in Norm.forward (small_gpt.py:",
-        ),
-        (
-            (
-                "        x = x + self.mlp(self.ln_2(x))\n",
-                "        x = (x + self.mlp(self.ln_2(x))).clone()\n",
-            ),
-            "+2 aten.clone in Layer.forward (small_gpt.py:",
-        ),
-        (
-            (
-                "            self.scaler.scale(loss).backward()\n",
-                "            self.scaler.scale(loss).backward()\n"
-                "            self.last = loss.item()\n",
-            ),
-            "sync_candidates_per_step 0 -> 2 (+2 calls) small_gpt.py:",
-        ),
-        (
+@pytest.mark.parametrize(("edit", "cause"), [
+    (("        x = x + self.mlp(self.ln_2(x))\n",
+      "        x = x + self.mlp(self.ln_2(self.ln_2(x)))\n"),
+     "+2 aten.native_layer_norm in Norm.forward (small_gpt.py:"),
+    (("        x = x + self.mlp(self.ln_2(x))\n",
+      "        x = (x + self.mlp(self.ln_2(x))).clone()\n"),
+     "+2 aten.clone in Layer.forward (small_gpt.py:"),
+    (("            self.scaler.scale(loss).backward()\n",
+      "            self.scaler.scale(loss).backward()\n" "            self.last = loss.item()\n"),
+     "sync_candidates_per_step 0 -> 2 (+2 calls) small_gpt.py:"),
+    (
             (
                 "        self.iteration += 1\n",
                 "        self.iteration += 1\n"
@@ -284,7 +269,7 @@ def test_refactors_of_a_small_gpt_are_the_same(small_base, tmp_path):
             ),
             "leaked_bytes_per_step 0 B -> 4 B (+4 B) small_gpt.py:",
         ),
-        (
+    (
             (
                 "            loss = loss / self.accumulation\n",
                 "            loss = loss / self.accumulation\n"
@@ -292,30 +277,16 @@ def test_refactors_of_a_small_gpt_are_the_same(small_base, tmp_path):
             ),
             "leaked_graph_nodes_per_step 0 -> 86 (+86 nodes) small_gpt.py:",
         ),
-        (
-            (
-                "            loss = loss / self.accumulation\n",
-                "            loss = loss.double() / self.accumulation\n",
-            ),
-            "+2 aten._to_copy[float64] in Training.step (small_gpt.py:",
-        ),
-        (
-            ("        self.act = nn.GELU()\n", "        self.act = nn.SiLU()\n"),
-            "+2 aten.silu for aten.gelu in Feed.forward (small_gpt.py:",
-        ),
-        (
-            ("        self.act = nn.GELU()\n", "        self.act = nn.GELU('tanh')\n"),
-            "+2 aten.gelu[tanh] for aten.gelu in Feed.forward (small_gpt.py:",
-        ),
-        (
-            (
-                "            loss = F.cross",
-                "            self.logits = logits\n            loss = F.cross",
-            ),
-            "allocated_bytes_between_steps ",
-        ),
-    ],
-)
+    (("            loss = loss / self.accumulation\n",
+      "            loss = loss.double() / self.accumulation\n"),
+     "+2 aten._to_copy[float64] in Training.step (small_gpt.py:"),
+    (("        self.act = nn.GELU()\n", "        self.act = nn.SiLU()\n"),
+     "+2 aten.silu for aten.gelu in Feed.forward (small_gpt.py:"),
+    (("        self.act = nn.GELU()\n", "        self.act = nn.GELU('tanh')\n"),
+     "+2 aten.gelu[tanh] for aten.gelu in Feed.forward (small_gpt.py:"),
+    (("            loss = F.cross", "            self.logits = logits\n            loss = F.cross"),
+     "allocated_bytes_between_steps "),
+])  # fmt: skip
 def test_what_is_no_refactor_is_named_by_its_cause(edit, cause, small_base, tmp_path):
     """The same way finds a LayerNorm, a clone, a sync, lists that grow, a loss in fp64 and
     logits that outlive their step, each by its line.

@@ -52,22 +52,19 @@ def shown(sites):
 # What waits
 
 
-@pytest.mark.parametrize(
-    ("kind", "chain", "after_copy", "what"),
-    [
-        ("stream", ITEM, "DtoH (Device -> Pageable)", ".item()"),
-        ("stream", ("aten::is_nonzero", *ITEM), "DtoH", "truth of a tensor"),
-        ("stream", ("aten::index", "aten::nonzero"), "DtoH", "nonzero"),
-        ("stream", ("aten::to", "aten::copy_"), "HtoD (Pageable -> Device)", "pageable copy"),
-        ("stream", ("aten::to", "aten::copy_"), "HtoD (Pinned -> Device)", "blocking copy"),
-        ("copy", ("aten::copy_",), "DtoH (Device -> Pageable)", "copy to the host"),
-        ("stream", ("aten::_unique2",), "", "_unique2"),
-        ("stream", (), "", "stream synchronize"),
-        ("stream", ("Optimizer.step",), "", "stream synchronize"),
-        ("device", ITEM, "", "torch.cuda.synchronize()"),
-        ("event", (), "", "Event.synchronize()"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "chain", "after_copy", "what"), [
+    ("stream", ITEM, "DtoH (Device -> Pageable)", ".item()"),
+    ("stream", ("aten::is_nonzero", *ITEM), "DtoH", "truth of a tensor"),
+    ("stream", ("aten::index", "aten::nonzero"), "DtoH", "nonzero"),
+    ("stream", ("aten::to", "aten::copy_"), "HtoD (Pageable -> Device)", "pageable copy"),
+    ("stream", ("aten::to", "aten::copy_"), "HtoD (Pinned -> Device)", "blocking copy"),
+    ("copy", ("aten::copy_",), "DtoH (Device -> Pageable)", "copy to the host"),
+    ("stream", ("aten::_unique2",), "", "_unique2"),
+    ("stream", (), "", "stream synchronize"),
+    ("stream", ("Optimizer.step",), "", "stream synchronize"),
+    ("device", ITEM, "", "torch.cuda.synchronize()"),
+    ("event", (), "", "Event.synchronize()"),
+])  # fmt: skip
 def test_what_waits_is_what_one_would_write(kind, chain, after_copy, what):
     """From the innermost telling operator, the copy waited for, or the call itself."""
     assert what_waits(sync(kind, chain, after_copy)).startswith(what)
@@ -192,19 +189,16 @@ def test_lines_stay_apart():
     assert by_place([one, *others]) == [one, *others]
 
 
-@pytest.mark.parametrize(
-    ("where", "phase"),
-    [
-        ([("", "")], ""),
-        ([("", "clip_grad")], "clip_grad"),
-        ([("", "forward"), ("", "backward"), ("", "forward")], "forward, backward"),
-        ([("micro_step_1", "forward")], "forward"),
-        ([("micro_step_0", "forward"), ("micro_step_0", "forward")], "forward"),
-        ([("micro_step_0", "forward"), ("micro_step_1", "forward")], "forward, each micro-step"),
-        ([("micro_step_0", "micro_step_0")], ""),
-        ([("micro_step_0", "micro_step_0"), ("micro_step_1", "micro_step_1")], "each micro-step"),
-    ],
-)
+@pytest.mark.parametrize(("where", "phase"), [
+    ([("", "")], ""),
+    ([("", "clip_grad")], "clip_grad"),
+    ([("", "forward"), ("", "backward"), ("", "forward")], "forward, backward"),
+    ([("micro_step_1", "forward")], "forward"),
+    ([("micro_step_0", "forward"), ("micro_step_0", "forward")], "forward"),
+    ([("micro_step_0", "forward"), ("micro_step_1", "forward")], "forward, each micro-step"),
+    ([("micro_step_0", "micro_step_0")], ""),
+    ([("micro_step_0", "micro_step_0"), ("micro_step_1", "micro_step_1")], "each micro-step"),
+])  # fmt: skip
 def test_phases_are_joined(where, phase):
     """A phase once, however often; micro-steps by number only if there is more than one."""
     told = [seen(1, phase=name, micro_step=micro_step) for micro_step, name in where]

@@ -148,17 +148,14 @@ def test_only_a_baseline_has_cards(shell):
     assert done.status == 1 and "only a baseline file has recordings of several" in done.err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        ("{", "an evidence.json"),
-        ("[1]", "x.json: "),
-        ('{"case_id": 3}', "x.json"),
-        ('{"results": []}', "x.json"),
-        ("[" * 100_000, "x.json: no JSON (maximum recursion"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "No such file"),
+    ("{", "an evidence.json"),
+    ("[1]", "x.json: "),
+    ('{"case_id": 3}', "x.json"),
+    ('{"results": []}', "x.json"),
+    ("[" * 100_000, "x.json: no JSON (maximum recursion"),
+])  # fmt: skip
 def test_what_is_none_of_the_three_is_refused(shell, content, message):
     """By name, in one line."""
     if content is not None:

@@ -157,14 +157,11 @@ def test_the_projects_own_recordings_are_a_history(tmp_path, capsys):
     assert "<script" not in text and "http:" not in text and "https:" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["a", "step_mss"], "'step_mss' is no metric (did you mean step_ms"),
-        (["--evidence", "nowhere"], "--evidence nowhere: no such folder"),
-        (["--json", "taken.py"], "--json taken.py: is a file that may be yours"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["a", "step_mss"], "'step_mss' is no metric (did you mean step_ms"),
+    (["--evidence", "nowhere"], "--evidence nowhere: no such folder"),
+    (["--json", "taken.py"], "--json taken.py: is a file that may be yours"),
+])  # fmt: skip
 def test_bad_usage(shell, arguments, said):
     """It is refused before anything is imported."""
     (shell.path / "taken.py").write_text("mine")

@@ -124,17 +124,14 @@ def test_the_command_alone(tools):
     assert "--kernel-name=regex:a b" in shlex.split(command)
 
 
-@pytest.mark.parametrize(
-    "arguments, environment, status, problem",
-    [
-        (["nsys", "w:f"], {"PATH": "/nowhere"}, 2, "nsys is not installed; it comes with Nsight"),
-        (["ncu", "w:f", "--kernel", "x"], {"PATH": "/nowhere"}, 2, "ncu is not installed"),
-        (["nsys", "w:f", "device=cpu"], {}, 2, "nsys looks at a GPU"),
-        (["nsys", "w:f", "--steps", "0"], {}, 2, "at least 1"),
-        (["ncu", "w:f", "--kernel", "x"], {"FAKE_STATUS": "9"}, 1, "ERR_NVGPUCTRPERM"),
-        (["nsys", "w:f"], {"FAKE_STATUS": "3"}, 1, "nsys ended with status 3"),
-    ],
-)
+@pytest.mark.parametrize("arguments, environment, status, problem", [
+    (["nsys", "w:f"], {"PATH": "/nowhere"}, 2, "nsys is not installed; it comes with Nsight"),
+    (["ncu", "w:f", "--kernel", "x"], {"PATH": "/nowhere"}, 2, "ncu is not installed"),
+    (["nsys", "w:f", "device=cpu"], {}, 2, "nsys looks at a GPU"),
+    (["nsys", "w:f", "--steps", "0"], {}, 2, "at least 1"),
+    (["ncu", "w:f", "--kernel", "x"], {"FAKE_STATUS": "9"}, 1, "ERR_NVGPUCTRPERM"),
+    (["nsys", "w:f"], {"FAKE_STATUS": "3"}, 1, "nsys ended with status 3"),
+])  # fmt: skip
 def test_what_cannot_be(tools, arguments, environment, status, problem):
     """One sentence that says what to do."""
     done = tools(*arguments, **environment)

@@ -143,22 +143,19 @@ def test_rows_of_something_else_are_not_mixed_in(shell, measured):
     assert len(measured.calls) == 6 and len(rows(shell)) == 6
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("[grid]", "[gird]", "unknown field `gird`; possible: workload, grid, parameters, "),
-        ("plot = {", "plt = {", "`plt` - at `$.report`; possible: columns, plot"),
-        ("n = [16, 32, 64]", "n = []", "a value for each"),
-        ("n = [16, 32, 64]", "n = [16, 16]", "grid.n: a value is there twice"),
-        ("n = [16, 32, 64]", "k = [16]", "k: it is in grid and in parameters"),
-        ("n = [16, 32, 64]", "n = [[1]]", "grid"),
-        ('"step_ms", "peak', '"step_s", "peak', "'step_s' is no metric"),
-        ('x = "n"', 'x = "m"', "report.plot.x 'm': one of n, kind"),
-        ("factories:linear", "linear", "write 'package.module:function'"),
-        ('device = "cpu"', 'device = "tpu"', "Case.device 'tpu'"),
-        ("k = 2", "k = ", "line"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("[grid]", "[gird]", "unknown field `gird`; possible: workload, grid, parameters, "),
+    ("plot = {", "plt = {", "`plt` - at `$.report`; possible: columns, plot"),
+    ("n = [16, 32, 64]", "n = []", "a value for each"),
+    ("n = [16, 32, 64]", "n = [16, 16]", "grid.n: a value is there twice"),
+    ("n = [16, 32, 64]", "k = [16]", "k: it is in grid and in parameters"),
+    ("n = [16, 32, 64]", "n = [[1]]", "grid"),
+    ('"step_ms", "peak', '"step_s", "peak', "'step_s' is no metric"),
+    ('x = "n"', 'x = "m"', "report.plot.x 'm': one of n, kind"),
+    ("factories:linear", "linear", "write 'package.module:function'"),
+    ('device = "cpu"', 'device = "tpu"', "Case.device 'tpu'"),
+    ("k = 2", "k = ", "line"),
+])  # fmt: skip
 def test_a_malformed_declaration_is_refused(shell, measured, old, new, message):
     """By file and field, as bad usage, before anything is measured."""
     assert old in CHARTED
@@ -230,14 +227,11 @@ def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
     assert len(rows(shell)) == 6
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        (('device = "cpu"', 'device = "cuda"'), "grid.toml: needs 1 GPU, this machine shows 0"),
-        (('device = "cpu"', 'device = "cuda"\nworld_size = 4'), "grid.toml: needs 4 GPUs, this"),
-        (("factories:linear", "factories:lniear"), "grid.toml: .*factories.py has no lniear"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "told"), [
+    (('device = "cpu"', 'device = "cuda"'), "grid.toml: needs 1 GPU, this machine shows 0"),
+    (('device = "cpu"', 'device = "cuda"\nworld_size = 4'), "grid.toml: needs 4 GPUs, this"),
+    (("factories:linear", "factories:lniear"), "grid.toml: .*factories.py has no lniear"),
+])  # fmt: skip
 def test_what_would_fail_in_every_row_is_one_line(shell, measured, changed, told):
     """Before any row, and no rows are written: a grid of hundreds said it hundreds of times. Nor is
     there a run: the one before it is the last one, whose evidence `accept` takes.

@@ -54,14 +54,11 @@ LACKING = {"faults": (Fault(Reason.BAD_WORKLOAD, "no factory", "", "prepare"),),
 
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])
-@pytest.mark.parametrize(
-    ("code_pct", "status", "words"),
-    [
-        (2.0, Status.SLOWER, "confirmed, the code is SLOWER"),
-        (0.0, Status.SAME, "not the code: as fast as its level's first commit; "),
-        (-2.0, Status.FASTER, "confirmed, the code is FASTER"),
-    ],
-)
+@pytest.mark.parametrize(("code_pct", "status", "words"), [
+    (2.0, Status.SLOWER, "confirmed, the code is SLOWER"),
+    (0.0, Status.SAME, "not the code: as fast as its level's first commit; "),
+    (-2.0, Status.FASTER, "confirmed, the code is FASTER"),
+])  # fmt: skip
 def test_the_pairs_decide(screen, code_pct, status, words):
     """Whatever the recordings said, the pairs' word counts. Equal code is shown. It may join a
     level of other cards.
@@ -79,16 +76,12 @@ def test_the_pairs_decide(screen, code_pct, status, words):
 
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])
-@pytest.mark.parametrize(
-    ("judge_says", "why"),
-    [
-        (beside(0.3, spread=NOISY), f"the pairs do not decide, {HOW} beside it"),
-        (beside(0.0, base=LACKING, head={"launches": ()}), "NOT COMPARABLE, 000000000000: no fact"),
-        (beside(0.0, head=FAULTY), "BROKEN, pair 1: planted"),
-        (beside(0.0, head={"gates": ("flops_per_step",)}), "the step time was not judged"),
-    ],
-    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "no time"],
-)
+@pytest.mark.parametrize(("judge_says", "why"), [
+    (beside(0.3, spread=NOISY), f"the pairs do not decide, {HOW} beside it"),
+    (beside(0.0, base=LACKING, head={"launches": ()}), "NOT COMPARABLE, 000000000000: no fact"),
+    (beside(0.0, head=FAULTY), "BROKEN, pair 1: planted"),
+    (beside(0.0, head={"gates": ("flops_per_step",)}), "the step time was not judged"),
+], ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "no time"])  # fmt: skip
 def test_without_an_answer_nothing_is_proven(screen, judge_says, why):
     """A longer step is INCONCLUSIVE. A shorter one is `same` with a note, and joins no level."""
     verdict = confirmed(screened(screen), judge_says, HOW)

@@ -296,18 +296,15 @@ def test_a_comparison_of_an_earlier_version_is_read():
     assert from_json(msgspec.json.encode(kept), "comparison.json") == found
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b'{"against": 1}',
-        msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"",
+    b"{",
+    b"[]",
+    b"{}",
+    b"\xff",
+    b'{"against": 1}',
+    msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
+])  # fmt: skip
 def test_what_is_no_comparison_is_refused(data):
     """With the file's name, as ValueError."""
     with pytest.raises(ValueError, match="comparison.json: no comparison that stepguard wrote: "):

@@ -100,16 +100,13 @@ def test_a_class_has_a_pace_of_its_own_if_it_has_enough_time(factor, own):
     assert (found == pytest.approx(0.0, abs=1e-9)) is own
 
 
-@pytest.mark.parametrize(
-    ("head", "differs"),
-    [
-        ((GELU + "_9", "Triton", 24, 100.0), ""),
-        ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
-        ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
-        ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
-        ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
-    ],
-)
+@pytest.mark.parametrize(("head", "differs"), [
+    ((GELU + "_9", "Triton", 24, 100.0), ""),
+    ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
+    ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
+    ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
+    ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
+])  # fmt: skip
 def test_what_counts_as_another_kernel(head, differs):
     """The compiler's number does not, and time alone does not."""
     base = kernel(GELU + "_9", "Triton", 24, 100.0)
