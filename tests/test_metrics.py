@@ -20,28 +20,13 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
 UNIT_IN_NAME = {
-    "ms": "_ms",
-    "s": "_s",
-    "B": "_bytes",
-    "%": "_pct",
-    "tok/s": "tokens_per_s",
-    "J": "_j_per_step",
-    "FLOP": "flops_per_step",
-    "calls": "s_per_step",
-    "settings": "settings",
-    "numbers": "numbers",
-    "lines": "_lines_per_step",
-    "objects": "_objects_per_step",
-    "nodes": "_nodes_per_step",
-    "tokens": "tokens_per_step",
-    "kernels": "_kernels",
-    "breaks": "_breaks",
-    "graphs": "_graphs",
-    "syncs": "syncs_per_step",
-    "copies": "copies_per_step",
-    "recompiles": "recompiles",
+    "ms": "_ms", "s": "_s", "B": "_bytes", "%": "_pct", "tok/s": "tokens_per_s", "J": "_j_per_step",
+    "FLOP": "flops_per_step", "calls": "s_per_step", "settings": "settings", "numbers": "numbers",
+    "lines": "_lines_per_step", "objects": "_objects_per_step", "nodes": "_nodes_per_step",
+    "tokens": "tokens_per_step", "kernels": "_kernels", "breaks": "_breaks", "graphs": "_graphs",
+    "syncs": "syncs_per_step", "copies": "copies_per_step", "recompiles": "recompiles",
     "% of a step": "_pct",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -98,66 +98,38 @@ CAST = "aten._to_copy"
 # what is shown -> the places then, the places now, what is named, and what on the way back
 PLACES = {
     "a new line, above one that only moved": (
-        [at(105, text=OLD, count=4)],
-        [at(105, count=4), at(106, text=OLD, count=4)],
-        [(105, 4)],
-        [(0, -4)],
-    ),
+        [at(105, text=OLD, count=4)], [at(105, count=4), at(106, text=OLD, count=4)], [(105, 4)],
+        [(0, -4)]),
     "each new line of a function, the largest first": (
-        [at(3, what="mm")],
-        [at(3, what="mm"), at(9), at(12, text="y = y.clone()", count=3)],
-        [(12, 3), (9, 1)],
-        [(0, -3), (0, -1)],
-    ),
+        [at(3, what="mm")], [at(3, what="mm"), at(9), at(12, text="y = y.clone()", count=3)],
+        [(12, 3), (9, 1)], [(0, -3), (0, -1)]),
     # An untouched line below calls more casts for it.
     "the touched line first": (
         [at(70, "step", "y = model(x)", what="mm"), at(72, what="add", **LOSS)],
-        [
-            at(70, "step", NEW, what="mm"),
-            at(70, "step", NEW, what="to_double"),
-            at(72, what="add", **LOSS),
-            at(72, what="to_float", count=8, **LOSS),
-        ],
-        [(70, 1), (72, 8)],
-        [(0, -1), (0, -8)],
-    ),
+        [at(70, "step", NEW, what="mm"), at(70, "step", NEW, what="to_double"),
+         at(72, what="add", **LOSS), at(72, what="to_float", count=8, **LOSS)], [(70, 1), (72, 8)],
+        [(0, -1), (0, -8)]),
     "the touched line of a backward pass first": (
         [at(9, **RELU), at(20, text="loss.backward()", **START)],
         [at(9, count=2, **RELU), at(20, text="loss.backward(True)", count=2, **START)],
-        [(20, 1), (9, 1)],
-        [(0, -1), (0, -1)],
-    ),
+        [(20, 1), (9, 1)], [(0, -1), (0, -1)]),
     "one line more, beside one that was edited": (
-        [at(9, text=OLD, count=4)],
-        [at(9, count=4), at(10, text="z = x.clone()")],
-        [(10, 1)],
-        [(0, -1)],
-    ),
+        [at(9, text=OLD, count=4)], [at(9, count=4), at(10, text="z = x.clone()")], [(10, 1)],
+        [(0, -1)]),
     "one line more often": ([at(9, count=4)], [at(9, count=8)], [(9, 4)], [(0, -4)]),
     "attention that was lost before what came for it": (
-        [at(9, what="attention", count=3)],
-        [at(9, what="bmm", count=6)],
-        [(0, -3), (9, 6)],
-        [(9, 3), (0, -6)],
-    ),
+        [at(9, what="attention", count=3)], [at(9, what="bmm", count=6)], [(0, -3), (9, 6)],
+        [(9, 3), (0, -6)]),
     # The helper is not accused of more than it has more.
     "code that moved to another function": (
-        [at(9, count=4)],
-        [at(20, "helper", count=4), at(30, "other")],
-        [(20, 4), (30, 1)],
-        [(0, -4), (0, -1)],
-    ),
+        [at(9, count=4)], [at(20, "helper", count=4), at(30, "other")], [(20, 4), (30, 1)],
+        [(0, -4), (0, -1)]),
     "as many at another place": ([at(9, count=4)], [at(20, "helper", OLD, 4)], [], []),
     "a wide cast before the casts back": (
         [at(3, what="mm")],
-        [
-            at(3, what="mm"),
-            at(9, "loss", "x = x.double()", what=f"{CAST}[float64].default"),
-            at(20, "fit", "mean.update(loss)", 2, f"{CAST}[float32].default"),
-        ],
-        [(9, 1), (20, 2)],
-        [(0, -1), (0, -2)],
-    ),
+        [at(3, what="mm"), at(9, "loss", "x = x.double()", what=f"{CAST}[float64].default"),
+         at(20, "fit", "mean.update(loss)", 2, f"{CAST}[float32].default")], [(9, 1), (20, 2)],
+        [(0, -1), (0, -2)]),
     **{
         f"what torch calls in the {phase} last": (
             [at(20, "step", what="mul", phase=phase)],
@@ -171,7 +143,7 @@ PLACES = {
         )
         for phase in ("backward", "optimizer")
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("stored_then", [True, False])

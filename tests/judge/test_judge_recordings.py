@@ -218,32 +218,25 @@ DRIFTS = launch(steady="still drifting")
 POISONS = {
     "foreign process": (
         lambda e: replace(e, faults=(Fault(Reason.FOREIGN_PROCESS, "process 7 on the GPU"),)),
-        (Status.UNFIT, Reason.FOREIGN_PROCESS),
-    ),
+        (Status.UNFIT, Reason.FOREIGN_PROCESS)),
     "no launch": (lambda e: replace(e, launches=()), EMPTY),
     "no fingerprint": (lambda e: replace(e, fingerprint=None), EMPTY),
     "a launch is missing": (lambda e: replace(e, planned_launches=len(e.launches) + 1), EMPTY),
     "clocks disagree": (lambda e: patched_blocks(e, events_ms=(2000.0,)), CLOCKS),
     "faster than physics": (lambda e: replace(e, floor_flops_per_step=2.6e14), CLOCKS),
-    "not steady": (
-        lambda e: replace(e, launches=(*e.launches[:-1], DRIFTS)),
-        (Status.INCONCLUSIVE, Reason.NOT_STEADY),
-    ),
+    "not steady": (lambda e: replace(e, launches=(*e.launches[:-1], DRIFTS)),
+                   (Status.INCONCLUSIVE, Reason.NOT_STEADY)),
     "missing counter": (lambda e: without(e, "unique_graphs"), EMPTY),
     "unstable counter": (
         lambda e: without(e, "graph_breaks", "steps differ: 1, 2"),
-        (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE),
-    ),
+        (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)),
     "other parameters": (lambda e: replace(e, case=same_but(batch=32)), CONDITIONS),
     "other software": (
-        lambda e: replace(e, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130")),
-        CONDITIONS,
-    ),
+        lambda e: replace(e, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130")), CONDITIONS),
     "other tokens": (
         lambda e: replace(e, tokens_per_step=TOKENS // 2),
-        (Status.NOT_COMPARABLE, Reason.WORK_MOVED),
-    ),
-}
+        (Status.NOT_COMPARABLE, Reason.WORK_MOVED)),
+}  # fmt: skip
 ORDER = list(POISONS)
 
 

@@ -122,70 +122,46 @@ DROPPED = "def pytest_collection_modifyitems(items):\n    del items[1]\n"
 NOT_GITS = "*{} differs from the commit, is a link*"
 MISTAKES = {
     "a case was deleted": Mistake(
-        lambda gate: gate.suite(gate.cpu("a")), says=MISSED.format("no test of it was collected")
-    ),
+        lambda gate: gate.suite(gate.cpu("a")), says=MISSED.format("no test of it was collected")),
     "its module is skipped": Mistake(
-        declares(front='pytest.importorskip("no_such_module")\n\n\n'),
-        code="NO_CASES",
+        declares(front='pytest.importorskip("no_such_module")\n\n\n'), code="NO_CASES",
         says="*no performance test was collected*test_perf.py was skipped: *no_such_module*",
-        was=5,
-    ),
+        was=5),
     "there is no performance test": Mistake(
-        lambda gate: (gate.path / "empty").mkdir(), ("empty",), "NO_CASES", was=5
-    ),
+        lambda gate: (gate.path / "empty").mkdir(), ("empty",), "NO_CASES", was=5),
     "-k in settings": Mistake(
         settings("addopts = -k step[a]"),
-        says=MISSED.format("deselected by -k 'step?a?' of addopts"),
-    ),
+        says=MISSED.format("deselected by -k 'step?a?' of addopts")),
     "a skip mark": Mistake(
-        declares(marks="@pytest.mark.skip(reason='later')\n"),
-        says=BOTH_MISSED.format("*later"),
-        was=1,
-    ),
+        declares(marks="@pytest.mark.skip(reason='later')\n"), says=BOTH_MISSED.format("*later"),
+        was=1),
     "xfail in the test": Mistake(
         declares(body="    pytest.xfail('flaky') if case.name == 'b' else perf(case)\n"),
-        says=MISSED.format("expected to fail (xfail)"),
-    ),
+        says=MISSED.format("expected to fail (xfail)")),
     "a plugin drops it": Mistake(
-        conftest(DROPPED),
-        says=MISSED.format("a conftest or a plugin took it out"),
-    ),
+        conftest(DROPPED), says=MISSED.format("a conftest or a plugin took it out")),
     "a plugin runs no test": Mistake(
         conftest("def pytest_runtestloop():\n    return True\n"),
-        says=BOTH_MISSED.format("the run ended before its turn"),
-        was=1,
-    ),
+        says=BOTH_MISSED.format("the run ended before its turn"), was=1),
     "--collect-only": Mistake(
-        options=("--collect-only", "-q"), says=BOTH_MISSED.format("the run ended before its turn")
-    ),
+        options=("--collect-only", "-q"), says=BOTH_MISSED.format("the run ended before its turn")),
     "a file that is not the commit's": Mistake(
-        lambda gate: (gate.path / "model.py").write_text("x = 1\n"),
-        code="DIRTY",
-        says="model.py differs from the commit; commit it, or *",
-        commits=False,
-    ),
+        lambda gate: (gate.path / "model.py").write_text("x = 1\n"), code="DIRTY",
+        says="model.py differs from the commit; commit it, or *", commits=False),
     "a baseline that is not the commit's": Mistake(
-        looser, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False
-    ),
+        looser, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False),
     "a baseline that git ignores": Mistake(
-        ignored, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False
-    ),
+        ignored, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False),
     "no commit": Mistake(
-        lambda gate: gate.git("update-ref", "-d", "HEAD"),
-        code="DIRTY",
-        says="the measured code has no commit; git status says why*",
-        commits=False,
-    ),
+        lambda gate: gate.git("update-ref", "-d", "HEAD"), code="DIRTY",
+        says="the measured code has no commit; git status says why*", commits=False),
     "a tree that a fixture changes": Mistake(
-        fixture("Path('test_perf.py').open('a').write('# x')"), (), "TREE_CHANGED", TOUCHED
-    ),
+        fixture("Path('test_perf.py').open('a').write('# x')"), (), "TREE_CHANGED", TOUCHED),
     "a commit that a fixture makes": Mistake(fixture(COMMITS), (), "TREE_CHANGED", TOUCHED),
     "a baseline that a fixture changes": Mistake(
-        loosened,
-        code="OTHER_BASELINE",
-        says="linear?a?, linear?b?: was judged by another recording than *",
-    ),
-}
+        loosened, code="OTHER_BASELINE",
+        says="linear?a?, linear?b?: was judged by another recording than *"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("made", MISTAKES.values(), ids=MISTAKES)

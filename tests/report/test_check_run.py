@@ -102,29 +102,18 @@ EXCERPT = {
     "properties": {
         "status": {"enum": ["queued", "in_progress", "completed"]},
         "conclusion": {"enum": ["action_required", "cancelled", "failure", "neutral", "success"]},
-        "output": {
-            "type": "object",
-            "required": ["title", "summary"],
-            "properties": {
-                "summary": {"type": "string", "maxLength": 65535},
-                "annotations": {
-                    "type": "array",
-                    "maxItems": 50,
-                    "items": {
-                        "type": "object",
-                        "required": [
-                            *("path", "start_line", "end_line", "annotation_level", "message")
-                        ],
-                        "properties": {
-                            "annotation_level": {"enum": ["notice", "warning", "failure"]},
-                            "start_line": {"type": "integer"},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+        "output": {"type": "object", "required": ["title", "summary"],
+                   "properties": {"summary": {"type": "string", "maxLength": 65535},
+                                  "annotations": {
+                                      "type": "array", "maxItems": 50,
+                                      "items": {"type": "object",
+                                                "required": [*("path", "start_line", "end_line",
+                                                               "annotation_level", "message")],
+                                                "properties": {
+                                                    "annotation_level": {
+                                                        "enum": ["notice", "warning", "failure"]},
+                                                    "start_line": {"type": "integer"}}}}}}},
+}  # fmt: skip
 
 
 def every_request():

@@ -218,24 +218,18 @@ SPOILT = {
     "difference of no metric": ((*RECORDING, "differences_pct"), {"sync_pct": DIFFERENCE}),
     "time as difference": ((*RECORDING, "differences_pct"), {"step_ms": DIFFERENCE}),
     "negative width": (
-        (*RECORDING, "differences_pct"),
-        {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}},
-    ),
+        (*RECORDING, "differences_pct"), {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}}),
     "sites of no metric": ((*RECORDING, "sites"), {"graph_brakes": [{"what": "x"}]}),
     "site of nothing": ((*RECORDING, "sites"), {"graph_breaks": [{"file": "a.py"}]}),
     "unknown field of a site": (
-        (*RECORDING, "sites"),
-        {"graph_breaks": [{"what": "x", "allow": "y"}]},
-    ),
+        (*RECORDING, "sites"), {"graph_breaks": [{"what": "x", "allow": "y"}]}),
     "site that happens never": (
-        (*RECORDING, "sites"),
-        {"graph_breaks": [{"what": "x", "count": 0}]},
-    ),
+        (*RECORDING, "sites"), {"graph_breaks": [{"what": "x", "count": 0}]}),
     "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
     "half of the margins": (("cases", CASE_ID, "margins_pct"), [1.0]),
     "margins that are none": (("cases", CASE_ID, "margins_pct"), [3.0, 1.0]),
     "no machine": (("machine",), ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPOILT)

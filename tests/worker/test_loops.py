@@ -416,20 +416,17 @@ ENDS = {
     "ends": (PLAIN.replace("1000", "5"), "train.py ended after 5 steps, and a launch needs about "),
     "leaves with 0": (
         PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
-        "train.py ended after 3 steps, and a launch needs about ",
-    ),
+        "train.py ended after 3 steps, and a launch needs about "),
     "ends after one": (
         PLAIN.replace("1000", "1"),
         "train.py ended after 1 step, and a launch needs several hundred: let it train longer, by ",
     ),
     "ends in a range around all steps": (
         "with torch.profiler.record_function('all'):\n    " + PLAIN.replace("\n", "\n    "),
-        "train.py ends its steps inside of a record_function that it does not leave after each ",
-    ),
+        "train.py ends its steps inside of a record_function that it does not leave after each "),
     "leaves its ranges by an error": (
         TRY_OUT + PLAIN.replace("passes(model)", "try_out(model, first)").replace("first.", "#"),
-        "train.py ends its steps inside of a record_function that it does not leave after each ",
-    ),
+        "train.py ends its steps inside of a record_function that it does not leave after each "),
     "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (
         "model, first = made()\n"
@@ -440,16 +437,12 @@ ENDS = {
     ),
     "leaves with a word": (
         PLAIN.replace("    passes", "    if number > 2: raise SystemExit('no data')\n    passes"),
-        "train.py left in step 4: no data",
-    ),
-    "asks": (
-        PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
-        "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it",
-    ),
+        "train.py left in step 4: no data"),
+    "asks": (PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
+             "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it"),
     "asks for a password": (
         "import getpass\ngetpass.getpass('key: ')\n",
-        "train.py asks for input before its first step had ended (train.py:13), where nobody can",
-    ),
+        "train.py asks for input before its first step had ended (train.py:13), where nobody can"),
     "finds no GPU": (
         "print('two GPUs are needed. Exiting.')\nraise SystemExit\n",
         "train.py left before its first step had ended with status 0, its last line: two GPUs are ",
@@ -459,7 +452,7 @@ ENDS = {
         "train.py left before its first step had ended with status 2, its last line: "
         "train.py: error: unrecognized arguments: --no-such",
     ),
-}
+}  # fmt: skip
 
 
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"

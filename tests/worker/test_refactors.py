@@ -91,40 +91,23 @@ def assert_same(found, base):
 SMALL: dict[str, Edits] = {
     "a local variable is renamed": (
         ("        ix = torch.randint(", "        starts = torch.randint("),
-        ("for i in ix])\n", "for i in starts])\n"),
-        ("for i in ix]\n", "for i in starts]\n"),
-    ),
+        ("for i in ix])\n", "for i in starts])\n"), ("for i in ix]\n", "for i in starts]\n")),
     "gradients are dropped at the beginning": (
         ("        self.opt.zero_grad(set_to_none=True)\n", ""),
-        (
-            "        lr = self.get_lr(self.iteration)\n",
-            "        self.opt.zero_grad()\n        lr = self.get_lr(self.iteration)\n",
-        ),
-    ),
+        ("        lr = self.get_lr(self.iteration)\n",
+         "        self.opt.zero_grad()\n        lr = self.get_lr(self.iteration)\n")),
     "a method is renamed": (
-        ("def get_batch(self)", "def next_batch(self)"),
-        ("self.get_batch()", "self.next_batch()"),
-    ),
+        ("def get_batch(self)", "def next_batch(self)"), ("self.get_batch()", "self.next_batch()")),
     "a class is renamed": (
-        ("class Feed(", "class MLP("),
-        ("self.mlp = Feed(config)", "self.mlp = MLP(config)"),
-    ),
+        ("class Feed(", "class MLP("), ("self.mlp = Feed(config)", "self.mlp = MLP(config)")),
     "a comment and a docstring": (
-        (
-            "        x = self.up(x)\n",
-            "        # Four times as wide inside.\n        x = self.up(x)\n",
-        ),
-        (
-            "def train_step(*, device):\n",
-            'def train_step(*, device):\n    """Return a workload."""\n',
-        ),
-    ),
+        ("        x = self.up(x)\n",
+         "        # Four times as wide inside.\n        x = self.up(x)\n"),
+        ("def train_step(*, device):\n",
+         'def train_step(*, device):\n    """Return a workload."""\n')),
     "an expression is inlined": (
-        (
-            "        x = self.act(x)\n        x = self.down(x)\n        return x\n",
-            "        return self.down(self.act(x))\n",
-        ),
-    ),
+        ("        x = self.act(x)\n        x = self.down(x)\n        return x\n",
+         "        return self.down(self.act(x))\n"),),
     "a helper is extracted": (
         (
             "        k = k.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)\n"
@@ -140,21 +123,13 @@ SMALL: dict[str, Edits] = {
         ),
     ),
     "independent lines are reordered": (
-        (
-            "        tok_emb = self.parts.wte(idx)\n        pos_emb = self.parts.wpe(pos)\n",
-            "        pos_emb = self.parts.wpe(pos)\n        tok_emb = self.parts.wte(idx)\n",
-        ),
-    ),
+        ("        tok_emb = self.parts.wte(idx)\n        pos_emb = self.parts.wpe(pos)\n",
+         "        pos_emb = self.parts.wpe(pos)\n        tok_emb = self.parts.wte(idx)\n"),),
     "a frozen dataclass": (
-        ("@dataclass\n", "@dataclass(frozen=True, slots=True, kw_only=True)\n"),
-    ),
-    "type hints": (
-        (
-            "def forward(self, idx, targets=None):",
-            "def forward(self, idx: torch.Tensor, targets=None):",
-        ),
-        ("def get_lr(self, it):", "def get_lr(self, it: int) -> float:"),
-    ),
+        ("@dataclass\n", "@dataclass(frozen=True, slots=True, kw_only=True)\n"),),
+    "type hints": (("def forward(self, idx, targets=None):",
+                    "def forward(self, idx: torch.Tensor, targets=None):"),
+                   ("def get_lr(self, it):", "def get_lr(self, it: int) -> float:")),
     "another form of the loop": (
         (
             "        for block in self.parts.h:\n            x = block(x)\n",
@@ -163,27 +138,16 @@ SMALL: dict[str, Edits] = {
         ),
     ),
     "a while loop": (
-        (
-            "        for _ in range(self.accumulation):\n",
-            "        left = self.accumulation\n        while left:\n            left -= 1\n",
-        ),
-    ),
+        ("        for _ in range(self.accumulation):\n",
+         "        left = self.accumulation\n        while left:\n            left -= 1\n"),),
     "a comprehension is a loop": (
-        (
-            "h=nn.ModuleList([Layer(config) for _ in range(config.n_layer)])",
-            "h=nn.ModuleList(map(Layer, [config] * config.n_layer))",
-        ),
-    ),
+        ("h=nn.ModuleList([Layer(config) for _ in range(config.n_layer)])",
+         "h=nn.ModuleList(map(Layer, [config] * config.n_layer))"),),
     "logging in place of print": (
         ("import math\n", "import logging\nimport math\n"),
-        ('        print("number', '        logging.getLogger(__name__).info("number'),
-    ),
-    "f-strings": (
-        (
-            '"number of parameters: " + str(self.get_num_params())',
-            'f"number of parameters: {self.get_num_params()}"',
-        ),
-    ),
+        ('        print("number', '        logging.getLogger(__name__).info("number')),
+    "f-strings": (('"number of parameters: " + str(self.get_num_params())',
+                   'f"number of parameters: {self.get_num_params()}"'),),
     "logging outside the step": (
         (
             "        self.iteration = 0\n",
@@ -193,11 +157,8 @@ SMALL: dict[str, Edits] = {
         ),
     ),
     "a check of shapes": (
-        (
-            "        b, t = idx.size()\n",
-            "        b, t = idx.size()\n        assert t <= self.config.block_size\n",
-        ),
-    ),
+        ("        b, t = idx.size()\n",
+         "        b, t = idx.size()\n        assert t <= self.config.block_size\n"),),
     "branches are turned round": (
         (
             """        if targets is not None:
@@ -217,19 +178,14 @@ SMALL: dict[str, Edits] = {
     ),
     "a constant has a name": (
         ("self.bias, 1e-5)", "self.bias, EPSILON)"),
-        ("class Norm(", "EPSILON = 1e-5\n\n\nclass Norm("),
-    ),
+        ("class Norm(", "EPSILON = 1e-5\n\n\nclass Norm(")),
     "positional arguments are named": (
-        (
-            "self.model.optimizer(0.1, 0.0)",
-            "self.model.optimizer(weight_decay=0.1, learning_rate=0.0)",
-        ),
-        ("self.model.parameters(), 1.0)", "parameters=self.model.parameters(), max_norm=1.0)"),
-    ),
+        ("self.model.optimizer(0.1, 0.0)",
+         "self.model.optimizer(weight_decay=0.1, learning_rate=0.0)"),
+        ("self.model.parameters(), 1.0)", "parameters=self.model.parameters(), max_norm=1.0)")),
     "a scalar lives longer": (
-        ("        torch.nn.utils.clip_grad", "        self.norm = torch.nn.utils.clip_grad"),
-    ),
-}
+        ("        torch.nn.utils.clip_grad", "        self.norm = torch.nn.utils.clip_grad"),),
+}  # fmt: skip
 
 
 def small(folder, edits=()):

@@ -178,22 +178,16 @@ DAMAGE = {
     "no blocks": lambda e: {"launches": (replace(e.launches[0], blocks=()), *e.launches[1:])},
     "NaN": lambda e: {"launches": (*e.launches[:-1], launch(math.nan, len(e.launches)))},
     "no steps": lambda e: {
-        "launches": (*e.launches[:-1], launch(250.0, 6, blocks=(block(250.0, 0),)))
-    },
+        "launches": (*e.launches[:-1], launch(250.0, 6, blocks=(block(250.0, 0),)))},
     "clocks": lambda e: {
-        "launches": (*e.launches[:-1], launch(blocks=(block(events_ms=(2000.0,)),)))
-    },
+        "launches": (*e.launches[:-1], launch(blocks=(block(events_ms=(2000.0,)),)))},
     "other FLOPs": lambda e: {
-        "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})
-    },
+        "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})},
     "unstable": lambda e: {
         "counts": replace(
-            e.counts,
-            values={k: v for k, v in e.counts.values.items() if k != WASTE},
-            unstable={WASTE: "5, then 6"},
-        )
-    },
-}
+            e.counts, values={k: v for k, v in e.counts.values.items() if k != WASTE},
+            unstable={WASTE: "5, then 6"})},
+}  # fmt: skip
 
 
 @PROPERTY
