@@ -68,26 +68,26 @@ LAMBDA = "(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda(f
 @pytest.mark.parametrize(("kernel", "shown"), [
     (f"{ATEN}vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >", "FillFunctor"),
     (
-            f"{ATEN}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda{LAMBDA}, "
-            "std::array<char*, 2ul>, 4, at::native::memory::LoadWithCast<1> >(int)",
-            "direct_copy_kernel_cuda",
-        ),
+        f"{ATEN}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda{LAMBDA}, "
+        "std::array<char*, 2ul>, 4, at::native::memory::LoadWithCast<1> >(int)",
+        "direct_copy_kernel_cuda",
+    ),
     (
-            f"{ATEN}elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
-            "BUnaryFunctor<float, float, at::native::binary_internal::MulFunctor<float> > > >",
-            "MulFunctor",
-        ),
+        f"{ATEN}elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+        "BUnaryFunctor<float, float, at::native::binary_internal::MulFunctor<float> > > >",
+        "MulFunctor",
+    ),
     (
-            f"{ATEN}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
-            "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
-            "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false> >(int)",
-            "FusedAdamMathFunctor",
-        ),
+        f"{ATEN}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+        "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
+        "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false> >(int)",
+        "FusedAdamMathFunctor",
+    ),
     (
-            f"{ATEN}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<"
-            "float, at::native::sum_functor<float, float, float> > > >",
-            "sum_functor",
-        ),
+        f"{ATEN}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<"
+        "float, at::native::sum_functor<float, float, float> > > >",
+        "sum_functor",
+    ),
     (f"{ATEN}elementwise_kernel<512, 1, (lambda)>", "at::native::elementwise_kernel"),
     (f"{ATEN}(anonymous namespace)::cunn_SoftMaxForward<8>", "at::native::cunn_SoftMaxForward"),
     ("triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_g...ard_view_6"),

@@ -6,7 +6,6 @@ What a commit's step counts is what its tree says; real launches are in tests/sm
 import json
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from git_repositories import git
@@ -17,7 +16,6 @@ from stepguard.core.evidence import Counts, Fault
 from stepguard.core.reasons import Reason
 from stepguard.machine.other_python import Python
 
-ROOT = Path(__file__).resolve().parents[2]
 SYNCS = "sync_candidates_per_step"
 SLOW, BROKEN = {SYNCS: 11}, "broken"  # other commits have 10
 OTHER = {"operator_calls_per_step": 101}  # than 100

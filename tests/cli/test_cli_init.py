@@ -475,10 +475,10 @@ def declared(project, name):
 @pytest.mark.parametrize(("arguments", "case"), [
     ((), 'Case("cpu", "train.py", device="cpu", launches=1),'),
     (
-            ("--batch_size=12", "--name", 'a "b"'),
-            'Case("cpu", "train.py", args=("--batch_size=12", "--name", "a \\"b\\"",), '
-            'device="cpu", launches=1),',
-        ),
+        ("--batch_size=12", "--name", 'a "b"'),
+        'Case("cpu", "train.py", args=("--batch_size=12", "--name", "a \\"b\\"",), '
+        'device="cpu", launches=1),',
+    ),
 ])  # fmt: skip
 def test_a_script_is_guarded_as_it_is(project, capsys, arguments, case):
     """What follows -- is the script's, options of the same name included."""

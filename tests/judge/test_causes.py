@@ -242,19 +242,6 @@ def test_of_a_recording_without_places_only_what_is_new_has_one():
     assert places(counted(at(9, count=5), at(7, what="bmm")), then) == [(7, 1)]
 
 
-def test_what_explains_stands_first():
-    """Attention that was lost, what is put in its place, then views and backward passes."""
-    parts = dict(view=9, attention=3, attention_backward=3, add=2)
-    after = dict(view=29, bmm=6, bmm_backward=9, add=3)
-    then, now = (
-        counted(*(at(1, what=n, count=c) for n, c in side.items())) for side in (parts, after)
-    )
-    found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
-    names = [part.name.split(".")[1] for part in found.moved]
-    assert names[:2] == ["attention", "bmm"] and names[-1] == "view"
-    assert [site.what for site in found.sites] == [part.name for part in found.moved]
-
-
 def test_the_places_of_a_baseline_are_lines_of_source():
     """Operators by the line that calls them, without its number: an edit above changes nothing."""
     recording = stored(counted(at(9), at(10, what="bmm", count=2)))

@@ -272,17 +272,6 @@ def test_a_measurement_problem_comes_before_the_baseline(name):
     assert decided(judge(Question(poison(evidence()), None))) == expected
 
 
-@pytest.mark.parametrize("reason", [r for r in Reason if r is not Reason.NOTHING_MEASURED])
-def test_any_fault_is_an_error(reason):
-    """Whatever fault a launch reports, with sound launches beside it, the outcome is an error."""
-    fault = Fault(reason, "said so", "a traceback", "launch 2, block")
-    verdict = judge(Question(evidence(faults=(fault,)), FIVE))
-    assert verdict.status.outcome == "error"
-    assert verdict.reason is reason
-    assert verdict.message == "launch 2: said so"
-    assert verdict.detail == "a traceback"
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("field", ["all", "wall_ms", "events_ms", "step_ms"])
 def test_a_time_that_is_none_is_broken(field, bad):
@@ -388,9 +377,9 @@ LACKS = Status.NO_BASELINE, Reason.NOT_RECORDED
           (CASE, same_but(window=None), "window unset -> None"),
           (same_but(world_size=2), same_but(world_size=2) | {"world_size": 2}, "world_size"))),
     *(
-            (evidence(), one_recording(software=SOFTWARE | {part: "9.9"}), CONDITIONS, part)
-            for part in SOFTWARE
-        ),
+        (evidence(), one_recording(software=SOFTWARE | {part: "9.9"}), CONDITIONS, part)
+        for part in SOFTWARE
+    ),
     (evidence(), one_recording(times_ms={}), LACKS, ""),
     (evidence(), one_recording(times_ms={"step_ms": []}), LACKS, ""),
     (with_block(TWO_CLOCKS), FIVE, CLOCKS, "rank 1"),

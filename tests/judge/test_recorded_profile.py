@@ -1,7 +1,6 @@
 """A profile in a baseline: small, one kernel a line, and good enough to explain with."""
 
 import json
-import math
 import random
 
 import msgspec
@@ -16,7 +15,6 @@ from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Work, add
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
-from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.summarise_evidence import stored
@@ -154,22 +152,6 @@ def test_a_card_at_another_clock_asks_for_nothing():
     assert (
         to_confirm(by_recordings(with_profile(replace(calm, kernels=tuple(slow))), entry())) is None
     )
-
-
-@pytest.mark.parametrize(("ratios", "status", "outcome"), [
-    ([2.0] * 8, Status.SLOWER, Confirmation.CONFIRMED),
-    ([0.0] * 8, Status.SAME, Confirmation.STEP_SAME),
-    ([-2.0] * 8, Status.FASTER, Confirmation.CONFIRMED),
-    ([2.0], Status.INCONCLUSIVE, Confirmation.UNDECIDED),
-])  # fmt: skip
-def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
-    """By the pairs alone, with their figures."""
-    screened = by_recordings(with_profile(profile(1.1, seed=3)), entry())
-    found = confirmed(screened, alike(ratios), "the recording's commit aaa")
-    time = found.metrics[0]
-    assert (found.status, time.confirmed.outcome) == (status, outcome)
-    if status is Status.SLOWER:
-        assert time.change_pct == pytest.approx(100 * math.expm1(0.02))
 
 
 def test_pairs_explain_better_than_a_recording():

@@ -25,7 +25,6 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.waiver_rules import MAX_DAYS, effect_of, problem_of, suggested_size
-from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import BadWaiver, add_waiver, load_waivers, unknown
@@ -55,7 +54,6 @@ def run(pct=5.0, **counts):
 
 
 LAUNCHES, CALLS = "launches_per_step", "operator_calls_per_step"
-EXCHANGED = {"aten.mm.default": 25, "aten.add.Tensor": 2375}
 
 
 @pytest.mark.parametrize(("found", "one", "today", "effect"), [
@@ -65,23 +63,14 @@ EXCHANGED = {"aten.mm.default": 25, "aten.add.Tensor": 2375}
     (run(), waiver(), UNTIL + timedelta(1), Effect.EXPIRED),
     (run(0), waiver(expires=TODAY - timedelta(1)), TODAY, Effect.NOT_NEEDED),
     (replace(run(), gates=("graph_breaks",)), waiver(), TODAY, Effect.NOT_GATED),
-    (run(0, graph_breaks=3), waiver("graph_breaks"), TODAY, Effect.ALLOWED),
-    (run(0, graph_breaks=4), waiver("graph_breaks"), TODAY, Effect.EXCEEDED),
     # Up to twice what is recorded, or a little where next to nothing is.
     (run(0, **{LAUNCHES: 1500}), waiver(LAUNCHES, value=2000), TODAY, Effect.ALLOWED),
     (run(0, **{LAUNCHES: 1500}), waiver(LAUNCHES, value=2001), TODAY, Effect.TOO_WIDE),
     (run(0, graph_breaks=3), waiver("graph_breaks", value=100), TODAY, Effect.ALLOWED),
     (run(0, graph_breaks=3), waiver("graph_breaks", value=101), TODAY, Effect.TOO_WIDE),
     # Other work is another step: exactly the one that was looked at.
-    (run(0, **{CALLS: 2401}), waiver(CALLS, value=2401), TODAY, Effect.ALLOWED),
     (run(0, **{CALLS: 2402}), waiver(CALLS, value=2401), TODAY, Effect.EXCEEDED),
     (run(0, **{CALLS: 2399}), waiver(CALLS, value=2401), TODAY, Effect.EXCEEDED),
-    (  # as many operators, but other ones: no total covers them
-            replace(run(0), counts=replace(run(0).counts, detail={CALLS: EXCHANGED})),
-            waiver(CALLS, value=2400),
-            TODAY,
-            Effect.EXCEEDED,
-        ),
 ])  # fmt: skip
 def test_what_a_waiver_covers(found, one, today, effect):
     """Up to its size and on its last day, and nothing else."""
@@ -157,18 +146,6 @@ def test_what_is_never_waived(found, baseline, status):
     assert (under.status, under.outcome, under.waived_until) == (status, "error", "")
 
 
-def test_a_waiver_of_what_changed_leaves_an_undecided_case_undecided():
-    """A step with a new break that is not steady is CHANGED; waived, it does not pass."""
-    sound = run(0, graph_breaks=2)
-    drifting = replace(sound, launches=tuple(replace(x, steady="drifts") for x in sound.launches))
-    assert by_recordings(drifting, entry()).status is Status.CHANGED
-    found = judged(drifting, waiver("graph_breaks"), waiver())
-    assert (found.status, found.outcome) == (Status.INCONCLUSIVE, "error")
-    breaks, time = sentences(found)
-    assert breaks.startswith("waived: ")
-    assert time.startswith("waiver not applied, the case is INCONCLUSIVE: ")
-
-
 @PROPERTY
 @given(
     st.sampled_from([name for name in GATEABLE if METRICS[name].exists("cuda", 1)]),
@@ -210,11 +187,6 @@ def write(folder, *waivers, **changes):
     ]
     whole = {"schema": 1, "waivers": plain} | changes
     (folder / "waivers.json").write_text(json.dumps(whole))
-
-
-def test_without_a_file_there_are_none(folder):
-    """Most projects have none."""
-    assert load_waivers(folder, TODAY) == ()
 
 
 def test_the_file_is_no_baseline(folder):

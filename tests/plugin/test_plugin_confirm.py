@@ -66,14 +66,6 @@ def test_a_module_that_git_ignores_is_not_the_recordings_code(gate, h200):
     result.says("    confirmed, the code is SLOWER*")
 
 
-def test_a_tree_that_cannot_be_had_answers_nothing(gate, h200, monkeypatch, no_tree):
-    """A full disk does not turn it green."""
-    gate.recorded(h200)
-    monkeypatch.setattr(stepguard.measure.suite, "tree_of", no_tree)
-    result = gate.run(errors=1)
-    result.says("    unconfirmed: cannot be made: no space left; *")
-
-
 def test_both_measurements_are_kept(gate, h200):
     """The evidence that can be accepted, and the pairs beside it; the tree is gone."""
     case = gate.recorded(h200)

@@ -181,15 +181,6 @@ def test_a_mistake_fails_a_strict_run(project, made):
     assert project.run(*made.options).ret == made.was
 
 
-def test_a_slower_case_behind_a_mark_fails_a_strict_run(project):
-    """A mark has no limit, a waiver has one. By hand the mark is obeyed."""
-    declares(marks="@pytest.mark.xfail\n")(project)
-    changed(project)
-    project.commit()
-    assert project.run().ret == 0
-    assert project.run("--perf-strict").ret == 1
-
-
 def test_a_strict_run_of_all_cases_passes(project):
     """Nothing is in its way: no problem, and every case is guarded."""
     result = project.run("--perf-strict", "--perf-json=run.json")
@@ -291,16 +282,6 @@ def test_what_a_strict_run_guards(gate, chosen):
         result.says("left out by *: 1 of 2 cases (linear?b?)")
 
 
-def test_an_extended_case_that_is_recorded_as_one_may_be_left_out(gate):
-    """A core case becomes one by a recording, which is reviewed."""
-    gate.suite(gate.cpu("a"), gate.cpu("b", extended=True))
-    settings("addopts = -m 'not extended'")(gate)
-    gate.record(gate.cpu("a"), gate.cpu("b", extended=True))
-    gate.commit()
-    assert gate.run("--perf-strict").ret == 0
-    assert gate.measured == ["linear[a]"]
-
-
 @pytest.mark.parametrize("recorded", [True, False])
 def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200, recorded):
     """-m smoke where there is a GPU measures nothing that its recordings guard, nor its new case.
@@ -395,9 +376,9 @@ def test_xdist_does_not_hide_what_is_deselected(project):
     settings("addopts = --fixtures"),
     conftest("def pytest_collection():\n    pytest.exit('no GPU', returncode=0)\n"),
     conftest(
-            "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
-            "def pytest_sessionfinish(session):\n    yield\n    session.exitstatus = 0\n"
-        ),
+        "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
+        "def pytest_sessionfinish(session):\n    yield\n    session.exitstatus = 0\n"
+    ),
 ])  # fmt: skip
 def test_a_status_of_0_that_pytest_does_not_give_leaves_no_pass(project, does):
     """Where a conftest or settings end the run, or set its exit status, pytest's own may be 0. No

@@ -88,11 +88,11 @@ FRONT = "triton_red_fused__log_softmax__log_softmax_backward_data_"
 
 @pytest.mark.parametrize(("old", "new", "said"), [
     (
-            [f"{FRONT}nll_loss_prepare_softmax_online_18", "a", "b"],
-            [f"{FRONT}mul_prepare_softmax_online_18", "a", "b", "c"],
-            "triton_red_f...a_mul_pr..._online_18 and 3 more for "
-            "triton_red_f...a_nll_lo..._online_18 and 2 more",
-        ),
+        [f"{FRONT}nll_loss_prepare_softmax_online_18", "a", "b"],
+        [f"{FRONT}mul_prepare_softmax_online_18", "a", "b", "c"],
+        "triton_red_f...a_mul_pr..._online_18 and 3 more for "
+        "triton_red_f...a_nll_lo..._online_18 and 2 more",
+    ),
     (["fmha<64>"], ["fmha<128>"], "another form of fmha for fmha"),
 ])  # fmt: skip
 def test_kernels_whose_short_names_are_alike_are_told_apart(old, new, said):

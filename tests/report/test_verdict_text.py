@@ -73,7 +73,6 @@ WHOLE = st.none() | st.builds(Failed, message=st.text(max_size=120))
 VERDICTS = verdicts_of(PLACES, {"figures": WHOLE, "detail": st.text(max_size=50)})
 TABLED = verdicts_of({}, {})  # a table has no places and no sentences
 SLOWER = by_recordings(evidence((270.0,) * 3), entry())
-SAME = by_recordings(evidence(), entry())
 FASTER = by_recordings(evidence((230.0,) * 3), entry())
 NO_BASELINE = by_recordings(evidence(), None)
 
@@ -137,14 +136,14 @@ def test_a_setting_is_named_old_and_new(parts, text):
     (SLOWER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
     (NO_BASELINE, ["accept 'train_step[124m-bf16]' --baselines 'my dir'"]),
     (
-            replace(SLOWER, against="main (abc)"),
-            [
-                "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
-                "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
-                "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; then remove the "
-                "waiver",
-            ],
-        ),
+        replace(SLOWER, against="main (abc)"),
+        [
+            "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
+            "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
+            "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; then remove the "
+            "waiver",
+        ],
+    ),
 ])  # fmt: skip
 def test_commands_carry_the_folder(verdict, commands):
     """Of a run with --perf-baselines: following its hints must not write the usual folder."""

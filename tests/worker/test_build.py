@@ -20,11 +20,11 @@ def test_a_workload_is_what_the_factory_returns():
     ("no_such_module:linear", {}, "no module 'no_such_module' for 'no_such_module:linear' in "),
     ("factories:sized", {}, "factories has no factory 'sized'; it has: linear, fail, faulty, "),
     (
-            "factories:linear",
-            {"m": 3},
-            "factories:linear: got an unexpected keyword argument 'm'; its parameters: n, k, "
-            "backward, compile",
-        ),
+        "factories:linear",
+        {"m": 3},
+        "factories:linear: got an unexpected keyword argument 'm'; its parameters: n, k, "
+        "backward, compile",
+    ),
     ("factories:linear", {"bachward": True, "m": 3},
      "factories:linear: no parameter 'bachward' (did you mean backward?); its parameters: "),
     ("model.workloads:forward", {"bach": 4},
@@ -32,11 +32,11 @@ def test_a_workload_is_what_the_factory_returns():
     ("factories:needs_width", {"wdith": 3},
      "factories:needs_width: no parameter 'wdith' (did you mean width?); its parameters: "),
     (
-            "factories:without_tokens",
-            {"width": 3},
-            "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
-            "none but device",
-        ),
+        "factories:without_tokens",
+        {"width": 3},
+        "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
+        "none but device",
+    ),
     ("factories:without_device", {},
      "factories:without_device has no parameter 'device', with which every factory is"),
     ("factories:returns_none", {}, "factories:returns_none returned None without step and "),

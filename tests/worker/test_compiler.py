@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import linecache
 import logging
 import os
 import sys
@@ -117,35 +116,6 @@ def test_why_a_graph_broke(clean):
     asked, branch = (site.what for site in graph_breaks())
     assert asked == "graph break: Call to `torch._dynamo.graph_break()`"
     assert branch == "graph break: branch on a tensor's value"
-
-
-STATEMENTS = {  # statement -> whether it breaks the graph
-    "x = x + 1": False,
-    "x = x.relu() * 2": False,
-    "print('here')": True,
-    "torch._dynamo.graph_break()": True,
-    "x = x + x.sum().item()": True,
-}
-
-
-@settings(PROPERTY, max_examples=10)
-@given(st.lists(st.sampled_from(sorted(STATEMENTS)), min_size=2, max_size=6))
-def test_breaks_of_any_straight_program(tmp_path_factory, statements):
-    """A break for each statement that breaks, at its line, and none for the others."""
-    forget()
-    path = tmp_path_factory.mktemp("program") / "straight.py"
-    path.write_text("\n    ".join(["def straight(x):", *statements, "return x"]) + "\n")
-    linecache.checkcache()
-    space = {"torch": torch}
-    exec(compile(path.read_text(), str(path), "exec"), space)
-    compiled(space["straight"])(torch.ones(4))
-    found = [(s.file, s.line, s.function, s.text) for s in graph_breaks()]
-    assert found == [
-        (str(path), line, "straight", text)
-        for line, text in enumerate(statements, 2)
-        if STATEMENTS[text]
-    ]
-    forget()
 
 
 def test_the_outermost_stack_of_a_break_is_taken(monkeypatch):

@@ -83,23 +83,6 @@ def test_a_peak_is_the_most_that_lives_at_once(counted):
     assert (found.leak, found.unstable) == (0, {})
 
 
-def test_what_lives_before_the_step_is_part_of_it(counted):
-    """3 units of weights are in every phase's peak, also where nothing is allocated."""
-
-    def make(phases):
-        weights = empty(3)
-
-        def step():
-            phases("forward")
-            empty(2)
-            phases("nothing")
-            weights.zero_()
-
-        return step
-
-    assert counted(make).by_phase == {OUTSIDE: 3, "forward": 5, "nothing": 3}
-
-
 def test_a_phase_that_comes_back_has_its_highest_peak(counted):
     """Two micro-steps of 1 and 4 units: the forward's peak is 4, not the last one's or the sum."""
 
@@ -114,12 +97,6 @@ def test_a_phase_that_comes_back_has_its_highest_peak(counted):
         return step
 
     assert counted(make).by_phase == {OUTSIDE: 0, "forward": 4, "backward": 2}
-
-
-def test_a_step_without_phases_has_a_peak_alone(counted):
-    """Without phases there is nothing to list by."""
-    found = counted(lambda phases: lambda: empty(5))
-    assert (found.peak, found.by_phase, found.leak) == (5, {}, 0)
 
 
 def test_gradients_are_counted_while_they_live(counted):
@@ -374,21 +351,6 @@ def test_alternating_buffers_are_no_leak(counted):
 
     found = counted(make)
     assert (found.peak, found.leak, found.unstable) == (4, 0, {})
-
-
-def test_a_buffer_that_is_replaced_is_no_leak(counted):
-    """The new buffer exists beside the old one for a moment: 2 units, and nothing left behind."""
-
-    def make(phases):
-        holder = SimpleNamespace()
-
-        def step():
-            holder.buffer = empty(1)
-
-        return step
-
-    found = counted(make)
-    assert (found.peak, found.leak) == (2, 0)
 
 
 def test_a_step_that_shrinks_leaks_nothing(counted):

@@ -218,21 +218,21 @@ def test_refactors_of_a_small_gpt_are_the_same(small_base, tmp_path):
       "            self.scaler.scale(loss).backward()\n" "            self.last = loss.item()\n"),
      "sync_candidates_per_step 0 -> 2 (+2 calls) small_gpt.py:"),
     (
-            (
-                "        self.iteration += 1\n",
-                "        self.iteration += 1\n"
-                "        self.__dict__.setdefault('losses', []).append(torch.ones(()))\n",
-            ),
-            "leaked_bytes_per_step 0 B -> 4 B (+4 B) small_gpt.py:",
+        (
+            "        self.iteration += 1\n",
+            "        self.iteration += 1\n"
+            "        self.__dict__.setdefault('losses', []).append(torch.ones(()))\n",
         ),
+        "leaked_bytes_per_step 0 B -> 4 B (+4 B) small_gpt.py:",
+    ),
     (
-            (
-                "            loss = loss / self.accumulation\n",
-                "            loss = loss / self.accumulation\n"
-                "            self.__dict__.setdefault('all', []).append(loss)\n",
-            ),
-            "leaked_graph_nodes_per_step 0 -> 86 (+86 nodes) small_gpt.py:",
+        (
+            "            loss = loss / self.accumulation\n",
+            "            loss = loss / self.accumulation\n"
+            "            self.__dict__.setdefault('all', []).append(loss)\n",
         ),
+        "leaked_graph_nodes_per_step 0 -> 86 (+86 nodes) small_gpt.py:",
+    ),
     (("            loss = loss / self.accumulation\n",
       "            loss = loss.double() / self.accumulation\n"),
      "+2 aten._to_copy[float64] in Training.step (small_gpt.py:"),

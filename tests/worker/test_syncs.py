@@ -144,15 +144,6 @@ def test_allowed_syncs_without_a_line_do_not_hide_others():
         assert tally.values == {"host_syncs_per_step": 1}
 
 
-def test_steps_with_different_syncs_are_a_list():
-    """One sync in the first step and two in the second are not 1.5."""
-    tally = Tally()
-    steps = [StepCalls(syncs=(sync(),)), StepCalls(syncs=(sync(),) * 2)]
-    count_syncs(tally, steps, [[], []])
-    assert tally.values == {"host_syncs_per_step": 3}
-    assert tally.lists == {"host_syncs_per_step": (1, 2)}
-
-
 def test_share_of_waiting_is_of_both_steps():
     """3 + 1 us of 10 + 10 us in CUDA calls: 20 %, and nothing without any call."""
     steps = [StepCalls(api_us=10.0, sync_us=3.0), StepCalls(api_us=10.0, sync_us=1.0)]
