@@ -134,10 +134,3 @@ def test_the_text_of_a_tick_has_room(value, expected):
     """FLOPs of a step, bytes and nanoseconds in ms, too: as round as the others."""
     chart = points_chart("x", "", [(value, "")], [], [], ("", ""))
     assert [shape.text for shape in chart.shapes if shape.kind == "text" and shape.text] == expected
-
-
-@PROPERTY
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
-def test_there_are_few_ticks(low, span):
-    """At least one and never a forest."""
-    assert 1 <= len(ticks(low, low + span)) <= 7 or low + span == low

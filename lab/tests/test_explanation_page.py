@@ -10,20 +10,15 @@ from stepguard_lab.trace_page import short
 LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"
 OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)
 NEW = Side(("flash_fwd",), 24.0, 3000.0, ((67, 2, 1),), 7000.0)
-WORDS = {
-    Kind.CALLS: "12 -> 24 launches",
-    Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
-    Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
-    Kind.REPLACED: "and 1 more, 12 -> 24 launches",
-    Kind.ADDED: "24 launches, new",
-    Kind.REMOVED: "12 launches, gone",
-    Kind.MOVED: "and 1 more moved to flash_fwd, 12 -> 24 launches",
-    Kind.CLOCK: "the clock (flash_fwd), by one ratio, 3.000 times as long",
-    Kind.IDLE: "GPU idle, flash_fwd: ",
-    Kind.COMMUNICATION: "1.000 -> 3.000 ms",
-    Kind.COPIES: "1.000 -> 3.000 ms",
-    Kind.OVERLAP: "1.000 -> 3.000 ms",
-}
+WORDS = {Kind.CALLS: "12 -> 24 launches",
+         Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
+         Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
+         Kind.REPLACED: "and 1 more, 12 -> 24 launches", Kind.ADDED: "24 launches, new",
+         Kind.REMOVED: "12 launches, gone",
+         Kind.MOVED: "and 1 more moved to flash_fwd, 12 -> 24 launches",
+         Kind.CLOCK: "the clock (flash_fwd), by one ratio, 3.000 times as long",
+         Kind.IDLE: "GPU idle, flash_fwd: ", Kind.COMMUNICATION: "1.000 -> 3.000 ms",
+         Kind.COPIES: "1.000 -> 3.000 ms", Kind.OVERLAP: "1.000 -> 3.000 ms"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -20,27 +20,17 @@ from model.workloads import train_step
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {
-    "size": "tiny",
-    "batch": 2,
-    "seq": 16,
-    "precision": "fp32",
-    "compile": False,
-    "device": "cpu",
+    "size": "tiny", "batch": 2, "seq": 16, "precision": "fp32", "compile": False, "device": "cpu",
     "micro_steps": 2,
-    "grad_clip": 1e9,  # so that gradients can be compared as they are
-}
+    "grad_clip": 1e9  # so that gradients can be compared as they are
+}  # fmt: skip
 COMPILED = {"compile": True}
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "small buckets": {"bucket_cap_mb": 0.01},
-    "one bucket": {"bucket_cap_mb": 100},
-    "views": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "unused": {"find_unused_parameters": True},
-    "compiled before": COMPILED | {"bucket_cap_mb": 1},
+    "default": {}, "small buckets": {"bucket_cap_mb": 0.01}, "one bucket": {"bucket_cap_mb": 100},
+    "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True}, "compiled before": COMPILED | {"bucket_cap_mb": 1},
     "compiled before, unsplit": COMPILED | {"optimize_ddp": False},
-    "compiled after": COMPILED | {"compile_before_wrap": False},
-}
+    "compiled after": COMPILED | {"compile_before_wrap": False}}  # fmt: skip
 STEPS = 3  # buckets are arranged anew in the second
 
 
@@ -122,13 +112,8 @@ def test_on_one_rank_the_settings_change_nothing():
     """Every setting turned round: the same gradients to the last bit, nothing is wrapped."""
     plain = gradients()
     turned = gradients(
-        bucket_cap_mb=1.5,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        find_unused_parameters=True,
-        compile_before_wrap=False,
-        optimize_ddp=False,
-    )
+        bucket_cap_mb=1.5, gradient_as_bucket_view=True, static_graph=True,
+        find_unused_parameters=True, compile_before_wrap=False, optimize_ddp=False)  # fmt: skip
     for one, other in zip(plain, turned, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 

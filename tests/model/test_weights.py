@@ -29,14 +29,9 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     """A GPT-2 of transformers, saved as it saves it, and as older versions did."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=TINY.vocab_size,
-        n_positions=TINY.block_size,
-        n_embd=TINY.n_embd,
-        n_layer=TINY.n_layer,
-        n_head=TINY.n_head,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+        vocab_size=TINY.vocab_size, n_positions=TINY.block_size, n_embd=TINY.n_embd,
+        n_layer=TINY.n_layer, n_head=TINY.n_head, bos_token_id=None,
+        eos_token_id=None)  # fmt: skip
     torch.manual_seed(3)
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():

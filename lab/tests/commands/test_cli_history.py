@@ -99,14 +99,9 @@ def test_what_came_along_with_a_step_is_named(repository):
         torch = "2.13.0" if number < 8 else "2.15.0"
         counters = {"graph_breaks": 0 if number < 12 else 1}
         slower = 10.0 if number < 8 else 11.0
-        keep(
-            repository,
-            number,
-            slower + 0.01 * (number % 3),
-            head,
-            fingerprint=Fingerprint("x86_64", "", torch=torch),
-            counts=repository.made(counters=counters).counts,
-        )
+        keep(repository, number, slower + 0.01 * (number % 3), head,
+             fingerprint=Fingerprint("x86_64", "", torch=torch),
+             counts=repository.made(counters=counters).counts)  # fmt: skip
     done = repository("history", CASE, "graph_breaks")
     assert "level 0 -> 1 at " in done.out
     assert ": nothing else changed" in done.out

@@ -11,8 +11,7 @@ import pytest
 import stepguard.measure.suite
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
-from stepguard_lab.sweep_file import MEASURED, SCHEMA, Row, SweepFile, parse
-from stepguard_lab.sweep_table import write_plot
+from stepguard_lab.sweep_file import parse
 
 DECLARED = """
 workload = "factories:linear"
@@ -181,40 +180,11 @@ def test_a_chart_is_drawn(shell, charted):
     assert "; x: no value -->" in drawn
 
 
-def test_a_chart_without_a_cross_explains_none(shell, charted):
-    """Its title is the workload and the machine."""
-    shell("sweep", "grid.toml")
-    drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
-    assert "<!-- factories:linear, " in drawn and "no value" not in drawn
-
-
-def test_rows_without_a_value_make_no_chart(shell, charted):
-    """Axes without a figure say nothing, and those of rows that were dropped say what is not so."""
-    assert "rows.svg" in shell("sweep", "grid.toml").out
-    charted.faults = dict.fromkeys((16, 32, 64), Fault(Reason.RAISED, "planted", "", "launch 1"))
-    done = shell("sweep", "grid.toml", "--anew")
-    assert "no chart: no row has a value of it" in done.out and "rows.svg" not in done.out
-    assert not (shell.path / ".stepguard/sweeps/grid/rows.svg").exists()
-
-
 def test_each_row_is_a_case_of_its_own():
     """Also where values differ only in characters that a name does not have, or in their type."""
     values = ["a/b", "a_b", 1, "1"]
     sweep = parse({**tomllib.loads(CHARTED), "grid": {"n": [16, 32], "kind": values}})
     assert len({case.id for _, case in sweep.cases()}) == 8
-
-
-def test_an_axis_within_a_power_of_ten_can_be_read(tmp_path):
-    """Its smaller ticks have numbers, too: one label is no scale."""
-    pytest.importorskip("matplotlib")
-    sweep = parse(tomllib.loads(CHARTED))
-    cases = [values for values, _ in sweep.cases() if values["kind"] == "a"]
-    figures = zip(cases, (47.0, 68.0, 115.0), strict=True)
-    rows = [Row(values, MEASURED, "", {"step_ms": ms}) for values, ms in figures]
-    drawn = tmp_path / "rows.svg"
-    assert write_plot(SweepFile(SCHEMA, sweep, "f" * 40, [], "CPU", rows), drawn) == ""
-    text = drawn.read_text()
-    assert all(f"<!-- {tick} -->" in text for tick in (50, 60, 70, 100))
 
 
 def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
