@@ -221,11 +221,5 @@ def ranks(*, device):
 
     SIZES["one layer"] = replace(SIZES["nano"], n_layer=1, n_embd=16)
     return train_step(
-        size="one layer",
-        batch=1,
-        seq=16,
-        micro_steps=1,
-        precision="fp32",
-        compile=False,
-        device=device,
-    )
+        size="one layer", batch=1, seq=16, micro_steps=1, precision="fp32", compile=False,
+        device=device)  # fmt: skip

@@ -1,7 +1,6 @@
 """Evidence: its JSON form, and the figures that follow from its samples."""
 
 import json
-import math
 from dataclasses import fields
 
 import pytest
@@ -46,26 +45,14 @@ COUNT = st.integers(0, 2**53)
 CODES = st.sampled_from(list(Reason))
 COUNTERS = st.sampled_from([name for name, row in METRICS.items() if row.kind == "counter"])
 BLOCKS = st.builds(
-    Block,
-    steps=st.integers(1, 10**6),
-    wall_ms=st.tuples(MS, MS),
-    events_ms=st.tuples(MS, MS),
-    step_ms=st.lists(MS, max_size=4).map(tuple),
-    enqueue_ms=st.none() | FINITE,
+    Block, steps=st.integers(1, 10**6), wall_ms=st.tuples(MS, MS), events_ms=st.tuples(MS, MS),
+    step_ms=st.lists(MS, max_size=4).map(tuple), enqueue_ms=st.none() | FINITE,
     energy_j=st.none() | FINITE,
-    disturbance=st.none() | st.builds(Disturbance, reason=CODES, text=TEXT),
-)
+    disturbance=st.none() | st.builds(Disturbance, reason=CODES, text=TEXT))  # fmt: skip
 LAUNCHES = st.builds(
-    Launch,
-    index=st.integers(1, 99),
-    blocks=st.lists(BLOCKS, max_size=2).map(tuple),
-    compile_s=FINITE,
-    warmup_s=FINITE,
-    warmup_steps=COUNT,
-    steady=TEXT,
-    wall_s=FINITE,
-    discarded=st.lists(BLOCKS, max_size=1).map(tuple),
-)
+    Launch, index=st.integers(1, 99), blocks=st.lists(BLOCKS, max_size=2).map(tuple),
+    compile_s=FINITE, warmup_s=FINITE, warmup_steps=COUNT, steady=TEXT, wall_s=FINITE,
+    discarded=st.lists(BLOCKS, max_size=1).map(tuple))  # fmt: skip
 COUNTED = st.builds(
     lambda counts, steps: replace(counts, lists=dict.fromkeys(counts.values, tuple(steps))),
     st.builds(
@@ -143,22 +130,13 @@ def test_json_is_plain():
     assert set(document) == {field.name for field in fields(Evidence)}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"case_id": "x"}', to_json(evidence())[:-2]],
-    ids=["empty", "cut", "list", "null", "no utf-8", "fields missing", "truncated"],
-)
+@pytest.mark.parametrize("text", [
+    b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"case_id": "x"}', to_json(evidence())[:-2],
+], ids=["empty", "cut", "list", "null", "no utf-8", "fields missing", "truncated"])  # fmt: skip
 def test_bad_json_names_its_source(text):
     """Whatever is not evidence raises ValueError that says which file it was."""
     with pytest.raises(ValueError, match="^run-7/evidence.json: no evidence"):
         from_json(text, "run-7/evidence.json")
-
-
-def test_wrong_types_are_refused():
-    """A time that is a string is not read as one."""
-    text = to_json(evidence()).replace(b"2500.0", b'"2500.0"', 1)
-    with pytest.raises(ValueError, match="source: no evidence"):
-        from_json(text, "source")
 
 
 @pytest.mark.parametrize(
@@ -268,24 +246,11 @@ def test_counts_and_tokens_are_values():
     assert values_of(evidence(launches=(), counts=None, tokens_per_step=0)) == {}
 
 
-def test_a_launch_without_times_gives_no_time():
-    """Rather than raise or mislead, evidence with an empty or spoilt launch has no times."""
-    for odd in (launch(blocks=()), launch(blocks=(block(wall_ms=(math.nan,)),))):
-        assert "step_ms" not in values_of(evidence(launches=(launch(), odd)))
-
-
 def test_the_floor_is_fewest_flops_over_highest_peak():
     """1e14 FLOP at 1e15 FLOP/s take 100 ms; unknown peaks give no floor."""
     assert evidence().floor_ms() == pytest.approx(100.0)
     assert evidence(fingerprint=None).floor_ms() is None
     assert evidence(fingerprint=replace(FINGERPRINT, floor_flops=None)).floor_ms() is None
-
-
-def test_samples_are_those_counted():
-    """Single steps of every block and launch, without those of discarded blocks."""
-    kept, thrown = block(step_ms=(1.0, 2.0)), block(step_ms=(99.0,))
-    launches = (launch(blocks=(kept, kept), discarded=(thrown,)), launch(blocks=(kept,)))
-    assert evidence(launches=launches).samples_ms() == [1.0, 2.0] * 3
 
 
 def test_software_key_holds_versions_and_no_machine():

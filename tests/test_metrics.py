@@ -46,13 +46,8 @@ def test_the_roles_of_counters():
     """
     of = {role: {n for n, m in METRICS.items() if m.role == role} for role in get_args(Role)}
     memory = {"allocated_bytes_between_steps", "peak_allocated_bytes"}
-    exact = {
-        "flops_per_step",
-        "tokens_per_step",
-        "collective_bytes_per_step",
-        "settings",
-        "numbers",
-    }
+    exact = {"flops_per_step", "tokens_per_step", "collective_bytes_per_step", "settings",
+             "numbers"}  # fmt: skip
     assert of["work"] == exact
     assert of["price"] == {
         *memory,

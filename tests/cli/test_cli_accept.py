@@ -145,11 +145,9 @@ def test_evidence_of_this_checkout_may_be_of_its_branch(shell):
     assert shell("accept", "--evidence", str(kept)).status == 0
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b'{"schema": 1}', b"\xff\xfe", b'{"case_id": "x"}'],
-    ids=["empty", "truncated", "list", "other", "no text", "lacking"],
-)
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b'{"schema": 1}', b"\xff\xfe", b'{"case_id": "x"}',
+], ids=["empty", "truncated", "list", "other", "no text", "lacking"])  # fmt: skip
 def test_a_file_that_is_no_evidence(shell, content):
     """Anything else than evidence is refused in one line that names the file."""
     (shell.path / "evidence.json").write_bytes(content)

@@ -50,13 +50,8 @@ FEWER_FLOPS = measured(entry(), counts=with_counts(evidence(), flops_per_step=3)
 FEWER = tuple(name for name in default_gates("cuda") if name != "graph_breaks")
 BOTH, GATE = ("pytest", "gate"), ("gate",)
 ALLOWS = Permission(
-    case=CASE_ID,
-    metric="graph_breaks",
-    value=3,
-    reason="waits for torch 2.14",
-    expires=date(2026, 12, 1),
-    who="A. Author",
-)
+    case=CASE_ID, metric="graph_breaks", value=3, reason="waits for torch 2.14",
+    expires=date(2026, 12, 1), who="A. Author")  # fmt: skip
 
 
 def of(name, result=ONE):

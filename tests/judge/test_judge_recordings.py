@@ -351,11 +351,9 @@ def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
     assert decided(lost) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [block(wall_ms=(), events_ms=()), block(step_ms=()), block(steps=0)],
-    ids=["no ranks", "no times of steps", "no steps"],
-)
+@pytest.mark.parametrize("odd", [
+    block(wall_ms=(), events_ms=()), block(step_ms=()), block(steps=0),
+], ids=["no ranks", "no times of steps", "no steps"])  # fmt: skip
 def test_an_empty_block_is_broken(odd):
     """It is not skipped."""
     assert judge(Question(with_block(odd), FIVE)).status is Status.BROKEN

@@ -176,20 +176,10 @@ def fake_group(world):
             self.on_gpu = case["device"] == "cuda"
             if self.on_gpu:  # nobody may be on a GPU who is not expected there
                 assert [*self.pids.values()] in world.monitor.expected[-1]
-            return {
-                "tokens_per_step": 10,
-                "flops_per_step": 1.0,
-                "precision": "bf16",
-                "fingerprint": {
-                    "device_name": "x",
-                    "device_uuid": H200.uuid,
-                    "torch": "2.13",
-                    "cuda": "13.0",
-                },
-                "sources": {},
-                "installed": {},
-                "memory_bytes": 140 * GIB,
-            }
+            return {"tokens_per_step": 10, "flops_per_step": 1.0, "precision": "bf16",
+                    "fingerprint": {"device_name": "x", "device_uuid": H200.uuid, "torch": "2.13",
+                                    "cuda": "13.0"}, "sources": {}, "installed": {},
+                    "memory_bytes": 140 * GIB}  # fmt: skip
 
         def first_step(self):
             if event := world.comes_after.get(self.key):
@@ -511,25 +501,6 @@ def test_a_loop_is_built_after_heads_first_step(world, measure):
         assert later == (case.loop is not None)
 
 
-def test_the_next_pairs_import_while_this_one_is_built(world, measure):
-    """On a GPU the ranks of the next one, and only agents of the one after it. They begin once this
-    one has imported, and are ready before its second warm-up, after which all is timed.
-    """
-    world.slow_imports, world.slow_agents = {"pair 3 base": 9}, {"pair 4 head": 9}
-    measure(2, GPU)
-    at = world.events.index
-    order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
-    assert [at(event) for event in order] == sorted(at(event) for event in order)
-    assert at(("pair 4 head", "start")) < at(("pair 2 head", "prepare"))
-    runs = [
-        i for i, (who, what) in enumerate(world.events) if who == "pair 2 head" and "block" in what
-    ]
-    assert at(("pair 2 base", "park")) < at(("pair 4 head", "imported")) < min(runs)
-    assert not any(what == "importing" for _, what in world.events[min(runs) :])
-    assert ("pair 4 head", "release") not in world.events
-    assert all(group.closed for group in world.groups.values())
-
-
 @pytest.mark.parametrize("what", ["imported", "ready"])
 def test_a_launch_that_dies_before_it_is_wanted_is_started_anew(world, measure, what):
     """Nobody waited for it. If it dies again, it is a fault as of any launch."""
@@ -629,15 +600,6 @@ def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert found.pairs == 2 and not world.asked("pair 4 head")
     assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
-
-
-def test_an_unchanged_step_is_not_profiled(world, measure, differing):
-    """Nor a CPU's."""
-    world.profiles["head"] = world.profiles["base"]
-    measure(2, GPU)
-    world.profiles = {}
-    measure(2, CPU)
-    assert not profiles(world)
 
 
 def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):

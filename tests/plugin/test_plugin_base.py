@@ -34,16 +34,9 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md", failed=1)
     edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
     said = "judged by the baselines and waivers of main (????????????), and by waivers that*"
-    result.says(
-        "stepguard: no GPU*",
-        f"stepguard: {said}",
-        f"stepguard:   {edit}",
-        "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
-        "*= performance =*",
-        said,
-        f"  {edit}",
-        "case *",
-    )
+    result.says("stepguard: no GPU*", f"stepguard: {said}", f"stepguard:   {edit}",
+                "linear?nano?: CHANGED: generated_kernels 7 -> 8*", "*= performance =*", said,
+                f"  {edit}", "case *")  # fmt: skip
     document = json.loads((gate.path / "run.json").read_text())
     assert document["results"][0]["text"]["steps"][0].startswith(
         "this tree's baseline accepts it: review"

@@ -127,8 +127,6 @@ MISTAKES = {
         declares(front='pytest.importorskip("no_such_module")\n\n\n'), code="NO_CASES",
         says="*no performance test was collected*test_perf.py was skipped: *no_such_module*",
         was=5),
-    "there is no performance test": Mistake(
-        lambda gate: (gate.path / "empty").mkdir(), ("empty",), "NO_CASES", was=5),
     "-k in settings": Mistake(
         settings("addopts = -k step[a]"),
         says=MISSED.format("deselected by -k 'step?a?' of addopts")),
@@ -140,23 +138,13 @@ MISTAKES = {
         says=MISSED.format("expected to fail (xfail)")),
     "a plugin drops it": Mistake(
         conftest(DROPPED), says=MISSED.format("a conftest or a plugin took it out")),
-    "a plugin runs no test": Mistake(
-        conftest("def pytest_runtestloop():\n    return True\n"),
-        says=BOTH_MISSED.format("the run ended before its turn"), was=1),
     "--collect-only": Mistake(
         options=("--collect-only", "-q"), says=BOTH_MISSED.format("the run ended before its turn")),
     "a file that is not the commit's": Mistake(
         lambda gate: (gate.path / "model.py").write_text("x = 1\n"), code="DIRTY",
         says="model.py differs from the commit; commit it, or *", commits=False),
-    "a baseline that is not the commit's": Mistake(
-        looser, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False),
     "a baseline that git ignores": Mistake(
         ignored, (), "DIRTY", NOT_GITS.format("baselines/cpu.json"), commits=False),
-    "no commit": Mistake(
-        lambda gate: gate.git("update-ref", "-d", "HEAD"), code="DIRTY",
-        says="the measured code has no commit; git status says why*", commits=False),
-    "a tree that a fixture changes": Mistake(
-        fixture("Path('test_perf.py').open('a').write('# x')"), (), "TREE_CHANGED", TOUCHED),
     "a commit that a fixture makes": Mistake(fixture(COMMITS), (), "TREE_CHANGED", TOUCHED),
     "a baseline that a fixture changes": Mistake(
         loosened, code="OTHER_BASELINE",

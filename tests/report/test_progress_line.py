@@ -214,23 +214,6 @@ def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
     assert expected_s("a", last_s, took_s) == expected
 
 
-def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
-    """Told the same stage again, the line shows its seconds; another stage starts anew."""
-    line = screen.line([("a", "cuda")])
-    line.begin("a")
-    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
-        line.stage(text)
-        assert expected in screen.shown
-        screen.now_s += 3.5
-    line.stage("warm-up")
-    assert "a: warm-up  " in screen.shown and "0:07" in screen.shown
-    line.end()
-    line.begin("a")
-    screen.now_s += 2
-    line.stage("warm-up")
-    assert "a: warm-up  " in screen.shown, "another case's stage of the same name"
-
-
 def test_without_a_terminal_a_case_is_a_line(screen):
     """In a log file there is one line a case, no carriage returns, and stages only with -v."""
     line = screen.line([("a", "cpu")], terminal=False)
@@ -269,17 +252,3 @@ def test_a_log_has_a_line_every_half_minute(screen, verbose):
     if verbose:
         told = [stages[0], told[0], stages[1], told[1].replace("60.0 s  a: 10", "80.0 s  a: 30")]
     assert [text.rstrip("\n") for text in screen.written[1:]] == told
-
-
-@pytest.mark.parametrize(("width", "shown"), [(80, False), (120, True)])
-def test_a_terminal_shows_what_pairs_say_if_it_has_room(monkeypatch, width, shown):
-    """Stage and time come first, and no further line is written."""
-    screen = Terminal(monkeypatch, width)
-    line = screen.line([("train_step[nano]", "cpu")])
-    line.begin("train_step[nano]", 900.0)
-    for _ in range(40):
-        line.stage("pair 7 head: warm-up; step_ms +0.04 [-0.12, +0.20] % over 6 pairs")
-        screen.now_s += 1
-    assert "pair 7 head: warm-up" in screen.shown and "up to about 15:00" in screen.shown
-    assert ("[-0.12, +0.20] % over 6 pairs" in screen.shown) is shown
-    assert len([row for row in screen.rows if row.strip()]) == 1

@@ -50,14 +50,9 @@ def with_numbers(found):
 
 
 COPY = Site("blocking copy to the GPU", "model/gpt.py", 88, "loss", "scale.to(total.device)")
-COPIED = {
-    "sites": {SYNCS: (COPY,)},
-    "detail": {COPIES: {"HtoD (Pageable -> Device)": 11}},
-    SYNCS: 11,
-    COPIES: 11,
-    "pageable_copies_per_step": 11,
-    "copied_bytes_per_step": 14,
-}
+COPIED = {"sites": {SYNCS: (COPY,)}, "detail": {COPIES: {"HtoD (Pageable -> Device)": 11}},
+          SYNCS: 11, COPIES: 11, "pageable_copies_per_step": 11,
+          "copied_bytes_per_step": 14}  # fmt: skip
 HIGHER = {PEAK: 46 * 10**9}
 CHANGED = Fault(Reason.TREE_CHANGED, "model/gpt.py was written")
 PAIRED_WORK = (

@@ -61,17 +61,6 @@ def refused(path, found, reason="", match=""):
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-def test_first_recording(path):
-    """The first evidence makes the file, and judges as same from then on."""
-    done = accept(path, run(1), "")
-    assert done == Accepted(CASE_ID, Action.FIRST_RECORDING, path)
-    content = load(path)
-    assert content.machine == "NVIDIA H200"
-    (only,) = epochs(path)
-    assert only.reason == "first recording" and len(only.recordings) == 1
-    assert judge(Question(run(2), content.cases[CASE_ID])).status is Status.SAME
-
-
 @pytest.mark.parametrize("gone", ["file", "folder"])
 def test_a_file_that_git_has_is_not_begun_anew(tmp_path, gone):
     """Deleted by mistake, it has other cases and levels: it is restored, or removed from git."""

@@ -45,37 +45,22 @@ DIFFERENCES = [name for name, metric in METRICS.items() if metric.kind == "diffe
 MS = st.floats(1e-4, 1e9)
 WIDTH = st.floats(0, 100)
 SITES = st.builds(
-    Site,
-    what=WORDS,
-    file=KEY,
-    line=st.integers(0, 2**31),
-    function=KEY,
-    text=KEY,
-    phase=KEY,
-    count=st.integers(1, 2**31),
-    allowed=KEY,
-)
+    Site, what=WORDS, file=KEY, line=st.integers(0, 2**31), function=KEY, text=KEY, phase=KEY,
+    count=st.integers(1, 2**31), allowed=KEY)  # fmt: skip
 RECORDINGS = st.builds(
-    Recording,
-    date=WORDS,
-    commit=WORDS,
-    device_uuid=KEY,
-    software=st.dictionaries(KEY, KEY, max_size=3),
-    driver=KEY,
+    Recording, date=WORDS, commit=WORDS, device_uuid=KEY,
+    software=st.dictionaries(KEY, KEY, max_size=3), driver=KEY,
     tokens_per_step=st.integers(1, 2**53),
     times_ms=st.dictionaries(
-        st.sampled_from(TIMES), st.lists(MS, min_size=1, max_size=3), max_size=2
-    ),
+        st.sampled_from(TIMES), st.lists(MS, min_size=1, max_size=3), max_size=2),
     counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
     information=st.dictionaries(KEY, FINITE, max_size=2),
     detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
     sites=st.dictionaries(
-        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2
-    ),
+        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2),
     differences_pct=st.dictionaries(
-        st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
-    ),
-)
+        st.sampled_from(DIFFERENCES),
+        st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)))  # fmt: skip
 LISTS = st.lists(COUNT, min_size=2, max_size=4)
 RECORDINGS |= st.tuples(RECORDINGS, LISTS, COUNT).map(
     lambda drawn: msgspec.structs.replace(

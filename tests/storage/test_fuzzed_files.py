@@ -91,29 +91,17 @@ ROWS = [
 ]
 WAIVED = [Permission(**msgspec.structs.asdict(row)) for row in ROWS]
 BASELINE = baseline_file(
-    cases={
-        CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
-        "x": entry(
-            case=two_rank_evidence().case,
-            epochs=[
-                {
-                    "reason": "r",
-                    "recordings": [
-                        msgspec.to_builtins(
-                            recording(
-                                sites={"graph_breaks": [SITE]},
-                                by_rank={"graph_breaks": [1, 2]},
-                                differences_pct={
-                                    "sync_overhead_pct": {"mean": 1.0, "half_width": 0.1}
-                                },
-                            )
-                        )
-                    ],
-                }
-            ],
-        ),
-    }
-)
+    cases={CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
+           "x": entry(case=two_rank_evidence().case,
+                      epochs=[{"reason": "r",
+                               "recordings": [
+                                   msgspec.to_builtins(
+                                       recording(sites={"graph_breaks": [SITE]},
+                                                 by_rank={"graph_breaks": [1, 2]},
+                                                 differences_pct={
+                                                     "sync_overhead_pct": {
+                                                         "mean": 1.0,
+                                                         "half_width": 0.1}}))]}])})  # fmt: skip
 
 
 def shown(found, verdict, comparison=None):

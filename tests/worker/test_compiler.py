@@ -63,22 +63,13 @@ class Doubler(torch.nn.Module):
 # Graph breaks
 
 
-KNOWN = {
-    "whole": (),
-    "printing": ("printing",),
-    "branch_on_item": ("branch_on_item",),
-    "branch_on_tensor": ("branch_on_tensor",),
-    "asked_for": ("asked_for",),
-    "unsupported_builtin": ("unsupported_builtin",),
-    "three": ("three",) * 3,
-    "in_a_loop": ("in_a_loop",),
-    "branch_in_a_loop": ("branch_in_a_loop",),
-    "in_a_try": ("in_a_try",),
-    "nested": ("nested.inner",),
-    "deep": ("called",),
-    "called_modules": ("Layer.forward",),
-    "calls_what_is_kept_out": ("calls_what_is_kept_out",),
-}
+KNOWN = {"whole": (), "printing": ("printing",), "branch_on_item": ("branch_on_item",),
+         "branch_on_tensor": ("branch_on_tensor",), "asked_for": ("asked_for",),
+         "unsupported_builtin": ("unsupported_builtin",), "three": ("three",) * 3,
+         "in_a_loop": ("in_a_loop",), "branch_in_a_loop": ("branch_in_a_loop",),
+         "in_a_try": ("in_a_try",), "nested": ("nested.inner",), "deep": ("called",),
+         "called_modules": ("Layer.forward",),
+         "calls_what_is_kept_out": ("calls_what_is_kept_out",)}  # fmt: skip
 GIVEN_UP = ("in_a_loop", "branch_in_a_loop", "in_a_try")
 
 
@@ -159,17 +150,9 @@ def test_a_function_given_up_without_an_error_is_a_break(monkeypatch):
     are backward ones, which have no guards either.
     """
     line = inspect.getsourcelines(broken_graphs.in_a_loop)[1]
-    given_up = {
-        "compile_id": "0/0",
-        "co_name": "in_a_loop",
-        "co_filename": str(ROOT / PROGRAMS),
-        "co_firstlineno": line,
-        "is_forward": True,
-        "fail_type": None,
-        "guard_count": None,
-        "ir_count": None,
-        "recompile_reason": None,
-    }
+    given_up = {"compile_id": "0/0", "co_name": "in_a_loop", "co_filename": str(ROOT / PROGRAMS),
+                "co_firstlineno": line, "is_forward": True, "fail_type": None, "guard_count": None,
+                "ir_count": None, "recompile_reason": None}  # fmt: skip
     others = ({"ir_count": 3}, {"is_forward": False, "co_name": "backward"})
     records = [SimpleNamespace(**given_up | other) for other in ({}, *others)]
     utils = SimpleNamespace(
@@ -188,16 +171,10 @@ def test_a_limit_without_a_place_has_that_of_its_own_frame(monkeypatch):
     """
 
     def record(compile_id, name, **changes):
-        known = {
-            "compile_id": compile_id,
-            "co_name": name,
-            "co_filename": str(ROOT / PROGRAMS),
-            "co_firstlineno": inspect.getsourcelines(getattr(broken_graphs, name))[1],
-            "is_forward": True,
-            "fail_type": None,
-            "fail_reason": None,
-            "recompile_reason": None,
-        }
+        known = {"compile_id": compile_id, "co_name": name, "co_filename": str(ROOT / PROGRAMS),
+                 "co_firstlineno": inspect.getsourcelines(getattr(broken_graphs, name))[1],
+                 "is_forward": True, "fail_type": None, "fail_reason": None,
+                 "recompile_reason": None}  # fmt: skip
         return SimpleNamespace(**known | changes)
 
     limit = {"fail_type": "FailOnRecompileLimitHit", "fail_reason": "recompile_limit reached"}

@@ -184,14 +184,9 @@ def test_a_wait_inside_torch_is_the_callers(program):
 def test_phases_are_the_steps_own(program):
     """Micro-steps and phases as the program enters them; each step begins without one."""
     _, sites = program(
-        "x.nonzero()",
-        "for index in range(2):",
-        "    phase(f'micro_step_{index}')",
-        "    phase('forward')",
-        "    x.sum().item()",
-        "phase('optimizer')",
-        "x.tolist()",
-    )
+        "x.nonzero()", "for index in range(2):", "    phase(f'micro_step_{index}')",
+        "    phase('forward')", "    x.sum().item()", "phase('optimizer')",
+        "x.tolist()")  # fmt: skip
     assert [(site.text, site.phase) for site in sites] == [
         ("x.nonzero()", ""),
         ("x.sum().item()", "forward, each micro-step"),

@@ -435,13 +435,8 @@ class Event:
 
 def test_peaks_of_known_events():
     """100 live, then +50 -20 +30 by time, not by position, and a phase before the last one."""
-    events = [
-        Event(4, size=30),
-        Event(1, size=50),
-        Event(9, "aten::mm", 999),
-        Event(2, size=-20),
-        Event(3, _PHASE + "backward"),
-    ]
+    events = [Event(4, size=30), Event(1, size=50), Event(9, "aten::mm", 999), Event(2, size=-20),
+              Event(3, _PHASE + "backward")]  # fmt: skip
     assert running_peaks(events, 100) == {OUTSIDE: 150, "backward": 160}
 
 

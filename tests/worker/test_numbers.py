@@ -63,11 +63,9 @@ def thirds(gradient):
     return [float(part.norm()) for part in gradient.double().reshape(-1).chunk(3)]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [{}, {"scaled": True}, {"wrap": torch.compile}, {"returns": False}],
-    ids=["plain", "scaled", "compiled", "loss of backward"],
-)
+@pytest.mark.parametrize("form", [
+    {}, {"scaled": True}, {"wrap": torch.compile}, {"returns": False},
+], ids=["plain", "scaled", "compiled", "loss of backward"])  # fmt: skip
 def test_each_parameter_has_the_norms_that_its_optimizer_saw(form):
     """Of gradients that are added up and unscaled, under the name that its module gives it. A step
     that returns no loss has the sum of its backward passes'.

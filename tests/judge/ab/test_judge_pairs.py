@@ -255,32 +255,17 @@ def test_the_margins_that_are_named_decide(sd_pct):
 
 def test_a_comparison_survives_json():
     """Sides, margins and how it was measured."""
-    found = turns(
-        shifted(2.0),
-        together=False,
-        out_of_time=True,
-        alpha=level_of(40),
-        base=fault("KILLED"),
-    )
+    found = turns(shifted(2.0), together=False, out_of_time=True, alpha=level_of(40),
+                  base=fault("KILLED"))  # fmt: skip
     assert from_json(to_json(found), "x") == found
 
 
 # What a comparison held that an earlier version kept, and none holds now.
-REMOVED = {
-    "margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
-    "prior": {"sd_pct": 0.3, "degrees": 4.0},
-    "why": "calibrated",
-    "wall_s": 12.5,
-    "case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5},
-    "timing": {"block_s": 2.0},
-    "earlier": 2,
-    "check": None,
-    "spent": [4],
-    "decided": True,
-    "not_pooled": "another card",
-    "unproven": False,
-    "digest": "0" * 64,
-}
+REMOVED = {"margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
+           "prior": {"sd_pct": 0.3, "degrees": 4.0}, "why": "calibrated", "wall_s": 12.5,
+           "case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5}, "timing": {"block_s": 2.0},
+           "earlier": 2, "check": None, "spent": [4], "decided": True, "not_pooled": "another card",
+           "unproven": False, "digest": "0" * 64}  # fmt: skip
 
 
 def test_a_comparison_of_an_earlier_version_is_read():
