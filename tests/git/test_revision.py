@@ -124,11 +124,6 @@ def test_a_repository_that_begins_inside_of_another(root):
     assert written == inner and written.state != inner.state
 
 
-def test_no_repository(tmp_path):
-    """Outside a repository there is no commit, so nothing can be recorded."""
-    assert current(tmp_path, tmp_path / "baselines") == Revision("", ())
-
-
 def test_a_repository_of_somebody_else(root, monkeypatch):
     """What a container finds in a mounted clone is refused in git's own words, which have the
     command; git init would not mend it.
@@ -138,19 +133,6 @@ def test_a_repository_of_somebody_else(root, monkeypatch):
     said = no_commit(root)
     assert said.startswith(f"git refuses the repository of {root}: fatal: detected dubious")
     assert "git config --global --add safe.directory" in said and "git init" not in said
-
-
-def test_a_repository_without_a_commit(tmp_path):
-    """Before the first commit there is no revision to record."""
-    git(tmp_path, "init", "-q")
-    (tmp_path / "x").write_text("")
-    assert current(tmp_path, tmp_path / "baselines").commit == ""
-
-
-def test_no_git(root, monkeypatch):
-    """Without git there is no revision, and no exception."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert current(root, root / "baselines") == Revision("", ())
 
 
 def test_a_status_that_fails_is_not_clean(root):

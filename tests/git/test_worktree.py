@@ -433,18 +433,6 @@ def test_a_shallow_clone(root, tmp_path):
     assert "did you mean" not in message  # HEAD is right, and its parent is what is not there
 
 
-def test_no_git(root, monkeypatch):
-    """Without git the sentence says so."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert fails(root, "one").endswith("install git")
-
-
-def test_no_repository(tmp_path, monkeypatch):
-    """Outside a repository the folder is named."""
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert fails(tmp_path, "one").startswith(f"{tmp_path} lies in no git repository: run it in")
-
-
 def test_a_repository_without_a_commit(tmp_path):
     """Before the first commit the sentence says what to do."""
     git(tmp_path, "init", "-q")
