@@ -191,53 +191,37 @@ def test_median_is_over_single_steps_of_all_blocks():
     assert launch(blocks=blocks).step_ms_median == 3.0
 
 
-def test_launches_average_on_logs():
-    """Launches at 100 and 400 ms make a level of 200 ms, and the figures that follow from it."""
-    values = values_of(evidence((100.0, 400.0)))
-    assert values["step_ms"] == pytest.approx(200.0)
-    assert values["step_ms_median"] == pytest.approx(200.0)
-    assert values["tokens_per_s"] == pytest.approx(TOKENS / 0.2)
+def of(*blocks, **changes):
+    """Evidence of one launch with these blocks."""
+    return evidence(launches=(launch(blocks=blocks, **changes),))
 
 
-def test_mfu_is_per_gpu():
-    """1e14 FLOP in 250 ms on a GPU of 1e15 FLOP/s is 40 %; on four such GPUs together 10 %."""
-    assert values_of(evidence())["mfu_pct"] == pytest.approx(40.0)
-    four = evidence(case=evidence().case | {"world_size": 4})
-    assert values_of(four)["mfu_pct"] == pytest.approx(10.0)
+ENQUEUED = tuple(block(enqueue_ms=ms) for ms in (1.0, 2.0, 9.0, None))
+QUICK, COLD = launch(compile_s=3.0), launch(compile_s=24.0, cold=True)
 
 
-@pytest.mark.parametrize("changes", [
-    {"flops_per_step": 0.0},
-    {"fingerprint": None},
-    {"fingerprint": replace(FINGERPRINT, peak_flops=None)},
+@pytest.mark.parametrize(("found", "figures"), [
+    # Launches are averaged on logs.
+    (evidence((100.0, 400.0)),
+     {"step_ms": 200.0, "step_ms_median": 200.0, "tokens_per_s": TOKENS / 0.2}),
+    (evidence(), {"mfu_pct": 40.0, "enqueue_ms": None}),
+    (evidence(case=CASE | {"world_size": 4}), {"mfu_pct": 10.0}),  # of each GPU
+    (evidence(flops_per_step=0.0), {"mfu_pct": None}),
+    (evidence(fingerprint=None), {"mfu_pct": None}),
+    (evidence(fingerprint=replace(FINGERPRINT, peak_flops=None)), {"mfu_pct": None}),
+    (of(block(energy_j=600.0), block(energy_j=1200.0)), {"energy_j_per_step": 90.0}),
+    (of(block(energy_j=600.0), block()), {"energy_j_per_step": None}),
+    (of(*ENQUEUED), {"enqueue_ms": 2.0}),
+    (evidence(launches=(QUICK, launch(compile_s=24.0))), {"compile_s": 24.0}),
+    # Later launches do not repeat what a cold cache takes.
+    (evidence(launches=(COLD, QUICK)), {"compile_s": 3.0}),
+    (evidence(launches=(COLD,)), {"compile_s": None}),
 ])  # fmt: skip
-def test_no_mfu_without_flops_or_peak(changes):
-    """An unknown GPU or workload has no MFU, rather than a wrong one."""
-    assert "mfu_pct" not in values_of(evidence(**changes))
-
-
-def test_energy_is_joules_over_steps_of_all_blocks():
-    """600 J in 10 steps and 1200 J in 10: 90 J a step; none if one block has no reading."""
-    one, two, none = block(energy_j=600.0), block(energy_j=1200.0), block()
-    measured = evidence(launches=(launch(blocks=(one, two)),))
-    assert values_of(measured)["energy_j_per_step"] == pytest.approx(90.0)
-    assert "energy_j_per_step" not in values_of(evidence(launches=(launch(blocks=(one, none)),)))
-
-
-def test_enqueue_is_a_median_and_compile_the_longest():
-    """Enqueue time is the median over blocks that have it, compile time that of the worst."""
-    blocks = tuple(block(enqueue_ms=ms) for ms in (1.0, 2.0, 9.0, None))
-    both = (launch(blocks=blocks, compile_s=3.0), launch(blocks=blocks, compile_s=24.0))
-    values = values_of(evidence(launches=both))
-    assert (values["enqueue_ms"], values["compile_s"]) == (2.0, 24.0)
-    assert "enqueue_ms" not in values_of(evidence())
-
-
-def test_a_first_step_with_a_cold_cache_is_no_compile_time():
-    """Later launches do not repeat it, and another revision may have had a full cache."""
-    one, cold = launch(compile_s=3.0), launch(compile_s=24.0, cold=True)
-    assert values_of(evidence(launches=(cold, one)))["compile_s"] == 3.0
-    assert "compile_s" not in values_of(evidence(launches=(cold,)))
+def test_figures_follow_from_samples(found, figures):
+    """And are missing where a sample is, rather than wrong."""
+    values = values_of(found)
+    for name, figure in figures.items():
+        assert values.get(name) == (figure and pytest.approx(figure)), name
 
 
 def test_counts_and_tokens_are_values():
