@@ -27,20 +27,13 @@ def replace(value, /, **changes):
 
 
 PROPERTY = settings(
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+    max_examples=100, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 
 CASE_ID = "train_step[124m-bf16]"
-CASE = {
-    "workload": "model.workloads:train_step",
-    "params": {"batch": 64, "compile": True, "size": "124m"},
-    "device": "cuda",
-    "world_size": 1,
-}
+CASE = {"workload": "model.workloads:train_step",
+        "params": {"batch": 64, "compile": True, "size": "124m"}, "device": "cuda",
+        "world_size": 1}  # fmt: skip
 TOKENS = 131_072
 KNOWN_COUNTS = {"flops_per_step": 112_000_000_000_000, "operator_calls_per_step": 2400,
                 "compiled_operator_calls_per_step": 600, "launches_per_step": 1000,

@@ -55,16 +55,12 @@ LAUNCHES = st.builds(
     discarded=st.lists(BLOCKS, max_size=1).map(tuple))  # fmt: skip
 COUNTED = st.builds(
     lambda counts, steps: replace(counts, lists=dict.fromkeys(counts.values, tuple(steps))),
-    st.builds(
-        Counts,
-        values=st.dictionaries(COUNTERS, COUNT, max_size=2),
-        unstable=st.dictionaries(COUNTERS, TEXT, max_size=2),
-        detail=st.dictionaries(COUNTERS, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
-        after_steps=st.none() | COUNT,
-        wall_s=FINITE,
-    ),
-    st.lists(COUNT, min_size=2, max_size=3),
-)
+    st.builds(Counts, values=st.dictionaries(COUNTERS, COUNT, max_size=2),
+              unstable=st.dictionaries(COUNTERS, TEXT, max_size=2),
+              detail=st.dictionaries(
+                  COUNTERS, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
+              after_steps=st.none() | COUNT, wall_s=FINITE),
+    st.lists(COUNT, min_size=2, max_size=3))  # fmt: skip
 EVIDENCE = st.builds(
     Evidence,
     case_id=TEXT,

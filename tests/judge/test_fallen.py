@@ -53,12 +53,9 @@ def test_two_waits_less_are_faster(made):
     assert f"{waits} 2 -> 0" in headline(found)
 
 
-ATTACKS = {
-    "other numbers": {"loss": 10.8},
-    "no numbers any more": {"loss": 0},
-    "another operator in its place": {"calls": FEWER | {"aten.add.Tensor": 1}},
-    "memory that rose": {"leaked_bytes_per_step": 4096},
-}
+ATTACKS = {"other numbers": {"loss": 10.8}, "no numbers any more": {"loss": 0},
+           "another operator in its place": {"calls": FEWER | {"aten.add.Tensor": 1}},
+           "memory that rose": {"leaked_bytes_per_step": 4096}}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -102,14 +102,10 @@ FAILING = st.builds(
     MetricVerdict,
     metric=st.sampled_from(["step_ms", "graph_breaks", "flops_per_step", "launches_per_step"]),
     status=st.sampled_from([Status.SLOWER, Status.CHANGED, Status.SAME]),
-    reason=st.just(Reason.BEYOND_MARGIN),
-    old=st.integers(0, 300),
-    new=st.integers(0, 300),
+    reason=st.just(Reason.BEYOND_MARGIN), old=st.integers(0, 300), new=st.integers(0, 300),
     change_pct=st.none() | st.floats(-60, 60),
     failing_ranks=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=3).map(
-        tuple
-    ),
-)
+        tuple))  # fmt: skip
 
 
 @PROPERTY

@@ -87,15 +87,11 @@ def test_a_count_of_ranks_is_of_equally_many_steps():
         }
 
 
-FIRST = Counts(
-    values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
-    unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
-    detail={"graph_breaks": {"a": 1}},
-    by_rank={"leaked_bytes_per_step": (8, 0)},
-    information={"peak_reserved_bytes": 5.0},
-    profile_problem="why",
-    wall_s=2.0,
-)
+FIRST = Counts(values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
+               unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
+               detail={"graph_breaks": {"a": 1}}, by_rank={"leaked_bytes_per_step": (8, 0)},
+               information={"peak_reserved_bytes": 5.0}, profile_problem="why",
+               wall_s=2.0)  # fmt: skip
 
 
 def test_both_parts_of_the_counting_pass_become_one():

@@ -5,10 +5,7 @@ import json
 import stepguard.measure.suite
 from stepguard.core.comparison import from_json
 
-MOVED = [
-    "linear?124m?: same: step_ms 10.000 -> 11.000 *",
-    "    not the code: *",
-]
+MOVED = ["linear?124m?: same: step_ms 10.000 -> 11.000 *", "    not the code: *"]  # fmt: skip
 
 
 def test_slower_code_is_confirmed(gate, h200):

@@ -14,12 +14,9 @@ from stepguard.machine.git.revision import run_git
 from stepguard.storage import run_document_file
 from stepguard.storage.run_document_file import load_document
 
-JSON_FILES = {
-    "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
-    "trace.json": '{"schemaVersion": 1, "traceEvents": []}',
-    "list.json": "[1, 2]",
-    "text.json": "notes",
-}
+JSON_FILES = {"cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
+              "trace.json": '{"schemaVersion": 1, "traceEvents": []}', "list.json": "[1, 2]",
+              "text.json": "notes"}  # fmt: skip
 
 
 @pytest.fixture

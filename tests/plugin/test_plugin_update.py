@@ -44,12 +44,9 @@ def test_the_first_recording(committed):
     again.says("1 same")
 
 
-MOVED = {
-    "SLOWER": {"step_ms": 20.0},
-    "FASTER": {"step_ms": 5.0},
-    "CHANGED": {"counters": {"flops_per_step": 2000}},
-    "NOT COMPARABLE": {"torch": "2.14.0"},
-}
+MOVED = {"SLOWER": {"step_ms": 20.0}, "FASTER": {"step_ms": 5.0},
+         "CHANGED": {"counters": {"flops_per_step": 2000}},
+         "NOT COMPARABLE": {"torch": "2.14.0"}}  # fmt: skip
 
 
 @pytest.mark.parametrize(("verdict", "now"), MOVED.items(), ids=MOVED)

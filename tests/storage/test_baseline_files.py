@@ -68,10 +68,7 @@ RECORDINGS |= st.tuples(RECORDINGS, LISTS, COUNT).map(
     )
 )
 EPOCHS = st.builds(
-    Epoch,
-    reason=WORDS,
-    recordings=st.lists(RECORDINGS, min_size=1, max_size=2),
-)
+    Epoch, reason=WORDS, recordings=st.lists(RECORDINGS, min_size=1, max_size=2))  # fmt: skip
 PARAMS = st.dictionaries(KEY, st.none() | st.booleans() | COUNT | FINITE | KEY, max_size=3)
 ENTRIES = st.builds(
     Entry,
@@ -80,11 +77,8 @@ ENTRIES = st.builds(
     margins_pct=st.sampled_from([[], [0.0, 1.5]]),
 )
 FILES = st.builds(
-    BaselineFile,
-    schema=st.just(SCHEMA),
-    machine=WORDS,
-    cases=st.dictionaries(KEY, ENTRIES, max_size=2),
-)
+    BaselineFile, schema=st.just(SCHEMA), machine=WORDS,
+    cases=st.dictionaries(KEY, ENTRIES, max_size=2))  # fmt: skip
 
 
 @pytest.fixture

@@ -80,11 +80,8 @@ def plain(found):
 
 
 EVIDENCE = {
-    "gpu": rich(evidence()),
-    "cpu": rich(cpu_evidence()),
-    "ranks": rich(two_rank_evidence()),
-    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),)),
-}
+    "gpu": rich(evidence()), "cpu": rich(cpu_evidence()), "ranks": rich(two_rank_evidence()),
+    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),))}  # fmt: skip
 ROWS = [
     WaiverRow(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
     WaiverRow(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
