@@ -17,17 +17,9 @@ def by_recordings(evidence, entry):
 def findings_of(verdict, otherwise=None):
     """What rules found, if this verdict came of it."""
     whole = Refusal(verdict.status, verdict.reason, verdict.figures, verdict.detail)
-    return Findings(
-        verdict.case_id,
-        verdict.metrics,
-        whole if verdict.whole else None,
-        otherwise,
-        verdict.recordings,
-        verdict.against,
-        verdict.p_value,
-        verdict.explanation,
-        verdict.straggler,
-    )
+    return Findings(verdict.case_id, verdict.metrics, whole if verdict.whole else None, otherwise,
+                    verdict.recordings, verdict.against, verdict.p_value, verdict.explanation,
+                    verdict.straggler)  # fmt: skip
 
 
 def to_confirm(verdict):

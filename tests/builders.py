@@ -27,53 +27,28 @@ def replace(value, /, **changes):
 
 
 PROPERTY = settings(
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+    max_examples=100, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 
 CASE_ID = "train_step[124m-bf16]"
-CASE = {
-    "workload": "model.workloads:train_step",
-    "params": {"batch": 64, "compile": True, "size": "124m"},
-    "device": "cuda",
-    "world_size": 1,
-}
+CASE = {"workload": "model.workloads:train_step",
+        "params": {"batch": 64, "compile": True, "size": "124m"}, "device": "cuda",
+        "world_size": 1}  # fmt: skip
 TOKENS = 131_072
-KNOWN_COUNTS = {
-    "flops_per_step": 112_000_000_000_000,
-    "operator_calls_per_step": 2400,
-    "compiled_operator_calls_per_step": 600,
-    "launches_per_step": 1000,
-    "generated_kernels": 80,
-    "graph_breaks": 1,
-    "unique_graphs": 2,
-    "peak_allocated_bytes": 45_000_000_000,
-}
+KNOWN_COUNTS = {"flops_per_step": 112_000_000_000_000, "operator_calls_per_step": 2400,
+                "compiled_operator_calls_per_step": 600, "launches_per_step": 1000,
+                "generated_kernels": 80, "graph_breaks": 1, "unique_graphs": 2,
+                "peak_allocated_bytes": 45_000_000_000}  # fmt: skip
 COUNTS = counted(KNOWN_COUNTS, "cuda")
 DETAIL = {"operator_calls_per_step": {"aten.mm.default": 24, "aten.add.Tensor": 2376}}
 FINGERPRINT = Fingerprint(
-    device_name="NVIDIA H200",
-    device_uuid="GPU-1234",
-    torch="2.11.0+cu130",
-    cuda="13.0",
-    cudnn="91900",
-    triton="3.6.0",
-    driver="580.159",
-    arch="x86_64",
-    peak_flops=1e15,
-    floor_flops=1e15,
-)
+    device_name="NVIDIA H200", device_uuid="GPU-1234", torch="2.11.0+cu130", cuda="13.0",
+    cudnn="91900", triton="3.6.0", driver="580.159", arch="x86_64", peak_flops=1e15,
+    floor_flops=1e15)  # fmt: skip
 SOFTWARE = {
-    "torch": "2.11.0",
-    "cuda": "13.0",
-    "cudnn": "91900",
-    "triton": "3.6.0",
-    "driver_branch": "580",
+    "torch": "2.11.0", "cuda": "13.0", "cudnn": "91900", "triton": "3.6.0", "driver_branch": "580",
     "arch": "x86_64",
-}
+}  # fmt: skip
 
 
 def values_of(found):
@@ -114,22 +89,12 @@ def launch(ms=250.0, index=1, **changes):
 def evidence(launch_ms=(250.0, 250.0, 250.0), **changes):
     """Sound evidence of a case on a GPU, with a launch for each of ``launch_ms``."""
     sound = Evidence(
-        case_id=CASE_ID,
-        case=CASE,
-        date="2026-11-20T10:00:00+00:00",
-        commit="a" * 40,
-        dirty=(),
-        command="pytest perf_tests",
-        planned_launches=len(launch_ms),
-        gates=default_gates("cuda"),
+        case_id=CASE_ID, case=CASE, date="2026-11-20T10:00:00+00:00", commit="a" * 40, dirty=(),
+        command="pytest perf_tests", planned_launches=len(launch_ms), gates=default_gates("cuda"),
         fingerprint=FINGERPRINT,
         launches=tuple(launch(ms, number) for number, ms in enumerate(launch_ms, start=1)),
-        counts=Counts(dict(COUNTS), {}, DETAIL),
-        tokens_per_step=TOKENS,
-        flops_per_step=1.0e14,
-        floor_flops_per_step=1.0e14,
-        wall_s=200.0,
-    )
+        counts=Counts(dict(COUNTS), {}, DETAIL), tokens_per_step=TOKENS, flops_per_step=1.0e14,
+        floor_flops_per_step=1.0e14, wall_s=200.0)  # fmt: skip
     return replace(sound, **changes)
 
 
@@ -171,18 +136,11 @@ def with_counts(found, **values):
 
 def recording(ms=250.0, number=0, **changes):
     """A recording at ``ms`` a step, the ``number``th of its epoch."""
-    fields = {
-        "date": f"2026-10-{1 + number:02d}T10:00:00+00:00",
-        "commit": f"{number:040x}",
-        "device_uuid": "GPU-1234",
-        "software": SOFTWARE,
-        "driver": "580.159",
-        "tokens_per_step": TOKENS,
-        "times_ms": {"step_ms": [ms, ms, ms]},
-        "counters": dict(COUNTS),
-        "information": {"mfu_pct": 45.0},
-        "detail": DETAIL,
-    }
+    fields = {"date": f"2026-10-{1 + number:02d}T10:00:00+00:00", "commit": f"{number:040x}",
+              "device_uuid": "GPU-1234", "software": SOFTWARE, "driver": "580.159",
+              "tokens_per_step": TOKENS, "times_ms": {"step_ms": [ms, ms, ms]},
+              "counters": dict(COUNTS), "information": {"mfu_pct": 45.0},
+              "detail": DETAIL}  # fmt: skip
     return Recording(**fields | changes)
 
 

@@ -16,15 +16,9 @@ from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.storage.kept_runs import Store
 
-KNOWN_COUNTS = {
-    "flops_per_step": 1000,
-    "operator_calls_per_step": 100,
-    "compiled_operator_calls_per_step": 50,
-    "generated_kernels": 7,
-    "graph_breaks": 0,
-    "unique_graphs": 1,
-    "peak_allocated_bytes": 2**20,
-}
+KNOWN_COUNTS = {"flops_per_step": 1000, "operator_calls_per_step": 100,
+                "compiled_operator_calls_per_step": 50, "generated_kernels": 7, "graph_breaks": 0,
+                "unique_graphs": 1, "peak_allocated_bytes": 2**20}  # fmt: skip
 BLOCK = Block(steps=4, wall_ms=(40.0,), events_ms=(40.0,), step_ms=(10.0,) * 4)
 LAUNCH = Launch(1, (BLOCK,), compile_s=1.0, warmup_s=1.0, warmup_steps=3, steady="", wall_s=9.0)
 
@@ -33,19 +27,11 @@ def made(name="nano", *, counters=None, params=None, **fields) -> Evidence:
     """Sound evidence of a CPU case on a clean commit, but for what is given."""
     case = Case(name, "factories:linear", params or {}, device="cpu", launches=1)
     evidence = Evidence(
-        case_id=case.id,
-        case=case.as_dict(),
-        date="2030-01-01T00:00:00+00:00",
-        commit="a" * 40,
-        dirty=(),
-        command="pytest",
-        planned_launches=1,
-        gates=case.gates,
-        fingerprint=Fingerprint("x86_64", "", torch="2.13.0"),
-        launches=(LAUNCH,),
+        case_id=case.id, case=case.as_dict(), date="2030-01-01T00:00:00+00:00", commit="a" * 40,
+        dirty=(), command="pytest", planned_launches=1, gates=case.gates,
+        fingerprint=Fingerprint("x86_64", "", torch="2.13.0"), launches=(LAUNCH,),
         counts=Counts(counted(KNOWN_COUNTS, "cpu") | (counters or {})),
-        tokens_per_step=64,
-    )
+        tokens_per_step=64)  # fmt: skip
     return replace(evidence, **fields)
 
 

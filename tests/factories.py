@@ -164,31 +164,6 @@ def absorbed(*, how, rank, device):
     return Absorbed(device, how, FAILS_AT_STEP, rank)
 
 
-class Logging:
-    """Reduces a value in every step, and the ranks that log read it."""
-
-    tokens_per_step = 1
-
-    def __init__(self, ranks, device):
-        self.value = torch.zeros(5, device=device)
-        self.logs = int(os.environ["RANK"]) in ranks
-
-    def step(self):
-        dist.all_reduce(self.value)
-        if self.logs:
-            self.last = self.value[0].item()
-
-
-def rank_0_logs(*, device):
-    """See Logging."""
-    return Logging((0,), device)
-
-
-def all_ranks_log(*, device):
-    """See Logging: the condition was lost."""
-    return Logging((0, 1), device)
-
-
 class Littered:
     """Reduces a value over all ranks in every step. Rank 1 collects its garbage for COLLECT_S."""
 
@@ -221,11 +196,5 @@ def ranks(*, device):
 
     SIZES["one layer"] = replace(SIZES["nano"], n_layer=1, n_embd=16)
     return train_step(
-        size="one layer",
-        batch=1,
-        seq=16,
-        micro_steps=1,
-        precision="fp32",
-        compile=False,
-        device=device,
-    )
+        size="one layer", batch=1, seq=16, micro_steps=1, precision="fp32", compile=False,
+        device=device)  # fmt: skip

@@ -13,15 +13,9 @@ MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 # When each is called, how long it takes, its name, its stream, how much later it begins.
 KERNELS = st.lists(
-    st.tuples(
-        st.integers(0, 3999),
-        st.integers(0, 700),
-        st.sampled_from(["gemm", NCCL, "triton_poi_fused_add_1", "copy"]),
-        st.integers(7, 9),
-        st.integers(0, 900),
-    ),
-    max_size=40,
-)
+    st.tuples(st.integers(0, 3999), st.integers(0, 700),
+              st.sampled_from(["gemm", NCCL, "triton_poi_fused_add_1", "copy"]), st.integers(7, 9),
+              st.integers(0, 900)), max_size=40)  # fmt: skip
 
 
 def decoded(events):

@@ -22,11 +22,8 @@ PLANTED = (None, True, False, [], [[]], [None], [0.0], {}, {"": None}, {"step_ms
 PLANTED += (1e300, *NUMBERS, *TEXTS)
 VALUES = st.sampled_from(PLANTED) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
-    ),
-    max_leaves=4,
-)
+    lambda inner: (st.lists(inner, max_size=3) | st.dictionaries(
+                       st.text(max_size=9), inner, max_size=3)), max_leaves=4)  # fmt: skip
 
 HOW = ("alike",) * 8 + ("replace", "replace", "remove", "empty", "double", "rename", "nest", "copy")
 

@@ -24,15 +24,9 @@ from stepguard.measure.plan import Do, Next
 from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(
-    warmup_min_s=0.004,
-    warmup_cap_s=0.5,  # a busy machine may need it
-    window_s=0.004,
-    tolerance=1.0,
-    blocks=3,
-    block_s=0.004,
-    segment_s=0.004,
-    settling_segments=1,
-)
+    warmup_min_s=0.004, warmup_cap_s=0.5,  # a busy machine may need it
+    window_s=0.004, tolerance=1.0, blocks=3, block_s=0.004, segment_s=0.004,
+    settling_segments=1)  # fmt: skip
 PAIR_PROTOCOL = Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03, lead_s=0.005)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
@@ -59,31 +53,16 @@ repeat_pairs(pytest.MonkeyPatch())
 CLOCK_OF_STEPS = """
 from stepguard.worker import block_timer, rank_session
 
-MACHINES = rank_session.perf_counter, rank_session.perf_counter_ns
-
-
-def time_by(seconds, nanoseconds):
-    rank_session.perf_counter = seconds
-    rank_session.perf_counter_ns = nanoseconds
-    block_timer.perf_counter_ns = nanoseconds
-
-
-time_by(lambda: Clock.now_s, lambda: round(1e9 * Clock.now_s))
+rank_session.perf_counter = lambda: Clock.now_s
+rank_session.perf_counter_ns = block_timer.perf_counter_ns = lambda: round(1e9 * Clock.now_s)
 """
 
 
 def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
     """Return what a launch of one rank on a CPU runs with, in a folder that is its tree too."""
     spec = LaunchSpec(
-        device="cpu",
-        preload=(),
-        world_size=1,
-        root=folder,
-        folder=folder / "launch",
-        cache=folder / "cache",
-        label="launch 1",
-        time_limit_s=BUSY_LIMIT_S,
-    )
+        device="cpu", preload=(), world_size=1, root=folder, folder=folder / "launch",
+        cache=folder / "cache", label="launch 1", time_limit_s=BUSY_LIMIT_S)  # fmt: skip
     return replace(spec, **changes)
 
 

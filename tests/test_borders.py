@@ -21,44 +21,15 @@ ENGINE = ROOT / "stepguard"
 PUBLIC = ""  # what `import stepguard` brings; it names values of core/ and has none of its own
 # From the top down. Ranks read their own traces, so trace/ is below worker/.
 ORDER = (
-    "cli",
-    "plugin",
-    "report",
-    "measure",
-    "launch",
-    "storage",
-    "judge",
-    "explain",
-    "worker",
-    "trace",
-    "machine",
-    PUBLIC,
-    "core",
-)
+    "cli", "plugin", "report", "measure", "launch", "storage", "judge", "explain", "worker",
+    "trace", "machine", PUBLIC, "core",
+)  # fmt: skip
 PURE = ("explain", "judge", "trace", "core")
 IMPURE = {
-    "ctypes",
-    "fcntl",
-    "filelock",
-    "glob",
-    "io",
-    "logging",
-    "mmap",
-    "multiprocessing",
-    "os",
-    "pathlib",
-    "pynvml",
-    "random",
-    "select",
-    "shutil",
-    "signal",
-    "socket",
-    "subprocess",
-    "sys",
-    "tempfile",
-    "threading",
-    "time",
-}
+    "ctypes", "fcntl", "filelock", "glob", "io", "logging", "mmap", "multiprocessing", "os",
+    "pathlib", "pynvml", "random", "select", "shutil", "signal", "socket", "subprocess", "sys",
+    "tempfile", "threading", "time",
+}  # fmt: skip
 PYTEST = {"pytest", "_pytest", "pluggy", "pytest_benchmark"}
 
 

@@ -16,59 +16,56 @@ from stepguard.core.case import from_dict
 FACTORY = "model.workloads:train_step"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", "a b"),
-        ("name", "../etc"),
-        ("name", "a\n"),
-        ("name", "-n"),
-        ("name", "a|b"),
-        ("workload", "model.workloads"),
-        ("workload", "model/workloads.py:train_step"),
-        ("workload", ":train_step"),
-        ("workload", "m:"),
-        ("workload", "m:a.b"),
-        ("device", "cuda:0"),
-        ("device", ""),
-        ("world_size", 0),
-        ("world_size", -1),
-        ("launches", 0),
-        ("launches", 1),
-        ("time_limit_s", 0),
-        ("time_limit_s", -1.0),
-        ("time_limit_s", math.nan),
-        ("margins_pct", (1.0,)),
-        ("margins_pct", (1.0, 1.0)),
-        ("margins_pct", (2.0, 1.0)),
-        ("margins_pct", (-1.0, 1.0)),
-        ("margins_pct", (0.1, math.inf)),
-        ("margins_pct", (math.nan, 1.0)),
-        ("margins_pct", (0.1, 0.2, 0.3)),
-        ("margins_pct", (None, 1.0)),
-        ("margins_pct", "12"),
-        ("margins_pct", 0),
-        ("gates", ("step_msec",)),
-        ("gates", ("tokens_per_s",)),
-        ("params", {"batch": [64]}),
-        ("params", {"dtype": object}),
-        ("params", {"lr": math.nan}),
-        ("params", {"lr": math.inf}),
-        ("workload", "/tmp/train.py"),
-        ("workload", "../train.py"),
-        ("workload", ".py"),
-        ("workload", "train.sh"),
-        ("workload", "a[b].py"),
-        ("workload", "-m"),
-        ("workload", "-m a/b"),
-        ("workload", "-m a.b c"),
-        ("args", ("--lr=1",)),
-        ("args", "--lr=1"),
-        ("args", (1,)),
-        ("loop", "optimizer"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("name", ""),
+    ("name", "a b"),
+    ("name", "../etc"),
+    ("name", "a\n"),
+    ("name", "-n"),
+    ("name", "a|b"),
+    ("workload", "model.workloads"),
+    ("workload", "model/workloads.py:train_step"),
+    ("workload", ":train_step"),
+    ("workload", "m:"),
+    ("workload", "m:a.b"),
+    ("device", "cuda:0"),
+    ("device", ""),
+    ("world_size", 0),
+    ("world_size", -1),
+    ("launches", 0),
+    ("launches", 1),
+    ("time_limit_s", 0),
+    ("time_limit_s", -1.0),
+    ("time_limit_s", math.nan),
+    ("margins_pct", (1.0,)),
+    ("margins_pct", (1.0, 1.0)),
+    ("margins_pct", (2.0, 1.0)),
+    ("margins_pct", (-1.0, 1.0)),
+    ("margins_pct", (0.1, math.inf)),
+    ("margins_pct", (math.nan, 1.0)),
+    ("margins_pct", (0.1, 0.2, 0.3)),
+    ("margins_pct", (None, 1.0)),
+    ("margins_pct", "12"),
+    ("margins_pct", 0),
+    ("gates", ("step_msec",)),
+    ("gates", ("tokens_per_s",)),
+    ("params", {"batch": [64]}),
+    ("params", {"dtype": object}),
+    ("params", {"lr": math.nan}),
+    ("params", {"lr": math.inf}),
+    ("workload", "/tmp/train.py"),
+    ("workload", "../train.py"),
+    ("workload", ".py"),
+    ("workload", "train.sh"),
+    ("workload", "a[b].py"),
+    ("workload", "-m"),
+    ("workload", "-m a/b"),
+    ("workload", "-m a.b c"),
+    ("args", ("--lr=1",)),
+    ("args", "--lr=1"),
+    ("args", (1,)),
+    ("loop", "optimizer"),
+])  # fmt: skip
 def test_a_malformed_field_is_named_with_its_value(field, value):
     """Anything malformed raises ValueError that names the field and shows the value."""
     arguments = {"name": "a", "workload": FACTORY} | {field: value}
@@ -156,14 +153,11 @@ def test_a_case_does_not_change_with_the_callers_dict():
     assert case.params == {"batch": 64}
 
 
-@pytest.mark.parametrize(
-    ("device", "gate", "says"),
-    [
-        ("cpu", "sync_overhead_pct", "only a case on a GPU has this metric"),
-        ("cuda", "sync_candidates_per_step", "only a case on a CPU has this metric"),
-        ("cuda", "collectives_per_step", "only a case of several ranks has this metric"),
-    ],
-)
+@pytest.mark.parametrize(("device", "gate", "says"), [
+    ("cpu", "sync_overhead_pct", "only a case on a GPU has this metric"),
+    ("cuda", "sync_candidates_per_step", "only a case on a CPU has this metric"),
+    ("cuda", "collectives_per_step", "only a case of several ranks has this metric"),
+])  # fmt: skip
 def test_a_gate_that_the_case_cannot_have(device, gate, says):
     """Refused when the case is written, not after it was measured."""
     with pytest.raises(ValueError, match=f"{gate}.*{says}"):
@@ -210,18 +204,15 @@ def test_margins_are_the_devices_unless_the_case_has_its_own():
     assert own.as_dict() == gpu.as_dict()
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"step_at": ""}, "step_at"),
-        ({"step_at": "module"}, "step_at"),
-        ({"every": 0}, "every"),
-        ({"every": True}, "every"),
-        ({"every": 1.5}, "every"),
-        ({"tokens_per_step": -1}, "tokens_per_step"),
-        ({"torchrun": 1}, "torchrun"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"step_at": ""}, "step_at"),
+    ({"step_at": "module"}, "step_at"),
+    ({"every": 0}, "every"),
+    ({"every": True}, "every"),
+    ({"every": 1.5}, "every"),
+    ({"tokens_per_step": -1}, "tokens_per_step"),
+    ({"torchrun": 1}, "torchrun"),
+])  # fmt: skip
 def test_a_malformed_loop_is_named(fields, named):
     """As a case's fields are."""
     with pytest.raises(ValueError, match=f"Loop.{named}"):
@@ -240,18 +231,14 @@ def test_a_script_has_its_own_name_and_arguments():
         Case("b12", "train.py", {"batch": 12})
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("a", FACTORY, {"batch": 2}, world_size=2),
-        Case("a", "train.py", args=("--batch=12", "a b", "")),
-        Case("a", "-m scripts.base_train", args=("--depth=2",)),
-        Case("a", "x/train.py", loop=Loop("a.b:c.d", 10, 4096)),
-        Case("a", "a.b:fit", {"n": 1}, loop=Loop(every=3)),
-        Case("a", "a.b:fit", loop=Loop()),
-    ],
-    ids=lambda case: case.id,
-)
+@pytest.mark.parametrize("case", [
+    Case("a", FACTORY, {"batch": 2}, world_size=2),
+    Case("a", "train.py", args=("--batch=12", "a b", "")),
+    Case("a", "-m scripts.base_train", args=("--depth=2",)),
+    Case("a", "x/train.py", loop=Loop("a.b:c.d", 10, 4096)),
+    Case("a", "a.b:fit", {"n": 1}, loop=Loop(every=3)),
+    Case("a", "a.b:fit", loop=Loop()),
+], ids=lambda case: case.id)  # fmt: skip
 def test_a_case_is_read_back_from_what_a_baseline_has(case):
     """Script, factory and loop: none becomes another one."""
     found = from_dict(json.loads(json.dumps(case.as_dict())), case.gates)

@@ -20,28 +20,13 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
 UNIT_IN_NAME = {
-    "ms": "_ms",
-    "s": "_s",
-    "B": "_bytes",
-    "%": "_pct",
-    "tok/s": "tokens_per_s",
-    "J": "_j_per_step",
-    "FLOP": "flops_per_step",
-    "calls": "s_per_step",
-    "settings": "settings",
-    "numbers": "numbers",
-    "lines": "_lines_per_step",
-    "objects": "_objects_per_step",
-    "nodes": "_nodes_per_step",
-    "tokens": "tokens_per_step",
-    "kernels": "_kernels",
-    "breaks": "_breaks",
-    "graphs": "_graphs",
-    "syncs": "syncs_per_step",
-    "copies": "copies_per_step",
-    "recompiles": "recompiles",
+    "ms": "_ms", "s": "_s", "B": "_bytes", "%": "_pct", "tok/s": "tokens_per_s", "J": "_j_per_step",
+    "FLOP": "flops_per_step", "calls": "s_per_step", "settings": "settings", "numbers": "numbers",
+    "lines": "_lines_per_step", "objects": "_objects_per_step", "nodes": "_nodes_per_step",
+    "tokens": "tokens_per_step", "kernels": "_kernels", "breaks": "_breaks", "graphs": "_graphs",
+    "syncs": "syncs_per_step", "copies": "copies_per_step", "recompiles": "recompiles",
     "% of a step": "_pct",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -61,13 +46,8 @@ def test_the_roles_of_counters():
     """
     of = {role: {n for n, m in METRICS.items() if m.role == role} for role in get_args(Role)}
     memory = {"allocated_bytes_between_steps", "peak_allocated_bytes"}
-    exact = {
-        "flops_per_step",
-        "tokens_per_step",
-        "collective_bytes_per_step",
-        "settings",
-        "numbers",
-    }
+    exact = {"flops_per_step", "tokens_per_step", "collective_bytes_per_step", "settings",
+             "numbers"}  # fmt: skip
     assert of["work"] == exact
     assert of["price"] == {
         *memory,
@@ -164,20 +144,17 @@ def test_of_equals_the_worst_is_the_one_that_names_a_line():
     assert replace(verdict, metrics=(launches, syncs, slower)).worst is syncs
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("step_ms", 1234.56789, "1,234.568"),
-        ("mfu_pct", 45.678, "45.68"),
-        ("tokens_per_s", 519_123.4, "519,123"),
-        ("operator_calls_per_step", 2400, "2,400"),
-        ("flops_per_step", 112_123_456_789_012, "1.12123e+14"),
-        ("peak_allocated_bytes", 42 * 2**30, "42.000 GiB"),
-        ("peak_allocated_bytes", 9_999_999, "9,999,999 B"),
-        ("graph_breaks", 0, "0"),
-        ("step_ms", None, "-"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "shown"), [
+    ("step_ms", 1234.56789, "1,234.568"),
+    ("mfu_pct", 45.678, "45.68"),
+    ("tokens_per_s", 519_123.4, "519,123"),
+    ("operator_calls_per_step", 2400, "2,400"),
+    ("flops_per_step", 112_123_456_789_012, "1.12123e+14"),
+    ("peak_allocated_bytes", 42 * 2**30, "42.000 GiB"),
+    ("peak_allocated_bytes", 9_999_999, "9,999,999 B"),
+    ("graph_breaks", 0, "0"),
+    ("step_ms", None, "-"),
+])  # fmt: skip
 def test_values_as_a_person_reads_them(name, value, shown):
     """Thousands are separated, large counts rounded, bytes in binary units, a gap is a dash."""
     assert format_value(name, value) == shown

@@ -28,22 +28,19 @@ def steers(text):
     return bool(COMMAND.search(text)) or not all(c.isprintable() for c in text)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("train_step[124m]: same, 0.5 %", "train_step[124m]: same, 0.5 %"),
-        (ESC, r"\x1b[2K\x1b]0;title\x07"),
-        ("a\nb\r\n", r"a\nb\r\n"),
-        ("::error file=x::slow", ": :error file=x::slow"),
-        (" \t::stop-commands::x", r" \t::stop-commands::x"),
-        ("   ::error::x", "   : :error::x"),
-        ("said ##[add-mask]x", "said # #[add-mask]x"),
-        (BIDI, r"\u202egreen\u2066"),
-        ("\ud800", r"\ud800"),
-        ("gr\u00f6\u00dfer \u2192", "gr\u00f6\u00dfer \u2192"),
-        (7, "7"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("train_step[124m]: same, 0.5 %", "train_step[124m]: same, 0.5 %"),
+    (ESC, r"\x1b[2K\x1b]0;title\x07"),
+    ("a\nb\r\n", r"a\nb\r\n"),
+    ("::error file=x::slow", ": :error file=x::slow"),
+    (" \t::stop-commands::x", r" \t::stop-commands::x"),
+    ("   ::error::x", "   : :error::x"),
+    ("said ##[add-mask]x", "said # #[add-mask]x"),
+    (BIDI, r"\u202egreen\u2066"),
+    ("\ud800", r"\ud800"),
+    ("gr\u00f6\u00dfer \u2192", "gr\u00f6\u00dfer \u2192"),
+    (7, "7"),
+])  # fmt: skip
 def test_a_line_is_shown_and_not_obeyed(text, shown):
     """Words stay as they are; what steers is shown as its escape, or taken apart."""
     assert printable(text) == shown

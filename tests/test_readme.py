@@ -29,12 +29,9 @@ OPTIONS = (ROOT / "docs" / "options.md").read_text()
 PAGES = (OPTIONS, (ROOT / "lab" / "README.md").read_text())  # with commands
 YOUR_MODEL = (ROOT / "docs" / "your-model.md").read_text()
 DOCUMENTS = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted(ROOT.glob("docs/*.md")),
-    ROOT / "baselines" / "README.md",
+    *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "baselines" / "README.md",
     *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "lab", "lab/sweeps")),
-    *sorted(ROOT.glob("lab/docs/*.md")),
-]
+    *sorted(ROOT.glob("lab/docs/*.md"))]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

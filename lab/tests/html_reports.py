@@ -21,18 +21,11 @@ from stepguard_lab.report_input import MeasuredCase, ReportedRun
 from stepguard_lab.source_links import Repository
 
 PAGES = Repository("https://github.com/o/n")
-HOSTILE = [
-    "</details><script>alert(1)</script>",
-    "</style></title></svg><img src=x onerror=alert(1)>",
-    '" onmouseover="alert(1)" x="',
-    "' onfocus='alert(1)' autofocus",
-    "{{ 7 * 7 }}{% include 'x' %}",
-    "javascript:alert(1)",
-    "--><!-- ]]> <![CDATA[",
-    "\x1b[2K\x1b]0;title\x07\u202egreen\u2066\x00\x85",
-    "&lt;script&gt;&#x3c;script>",
-    "x" * 3_000,
-]
+HOSTILE = ["</details><script>alert(1)</script>",
+           "</style></title></svg><img src=x onerror=alert(1)>", '" onmouseover="alert(1)" x="',
+           "' onfocus='alert(1)' autofocus", "{{ 7 * 7 }}{% include 'x' %}", "javascript:alert(1)",
+           "--><!-- ]]> <![CDATA[", "\x1b[2K\x1b]0;title\x07\u202egreen\u2066\x00\x85",
+           "&lt;script&gt;&#x3c;script>", "x" * 3_000]  # fmt: skip
 STEPS = 3
 
 
@@ -121,14 +114,8 @@ def run_of(*cases, text="why"):
     """A run of these cases, with a problem, a notice and a case that was not measured."""
     left = CaseState(state=State.SKIPPED, case="other", why=text)
     document = run_document(
-        passed=False,
-        machine=text,
-        against=text,
-        base_changes=[text],
-        notices=[text],
-        cases=[left],
-        problems=[Problem(ProblemCode.DIRTY, text)],
-    )
+        passed=False, machine=text, against=text, base_changes=[text], notices=[text], cases=[left],
+        problems=[Problem(ProblemCode.DIRTY, text)])  # fmt: skip
     return ReportedRun(text, document, tuple(cases))
 
 

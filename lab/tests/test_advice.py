@@ -24,18 +24,15 @@ def step(*kernels, gap=0.0):
     return [(one.advice, one.subject) for one in of_step(summary(trace.analysis(), "a.json", 0))]
 
 
-@pytest.mark.parametrize(
-    "kernels, advice",
-    [
-        ([(GEMM, 700), ("at::native::elementwise_kernel", 300)], Advice.ELEMENTWISE),
-        ([(GEMM, 880), ("multi_tensor_apply_kernel", 120)], Advice.OPTIMIZER),
-        ([(GEMM, 950), ("softmax_warp_forward", 50)], Advice.PLAIN_ATTENTION),
-        ([(GEMM, 900), ("ampere_sgemm_128x64", 100)], Advice.SINGLE_PRECISION),
-        ([(GEMM, 900), *[("triton_poi", 5)] * 3], Advice.SHORT_KERNELS),
-        ([(GEMM, 950), ("flash_fwd", 30), ("softmax_warp_forward", 20)], None),
-        ([(GEMM, 1000)], None),
-    ],
-)
+@pytest.mark.parametrize("kernels, advice", [
+    ([(GEMM, 700), ("at::native::elementwise_kernel", 300)], Advice.ELEMENTWISE),
+    ([(GEMM, 880), ("multi_tensor_apply_kernel", 120)], Advice.OPTIMIZER),
+    ([(GEMM, 950), ("softmax_warp_forward", 50)], Advice.PLAIN_ATTENTION),
+    ([(GEMM, 900), ("ampere_sgemm_128x64", 100)], Advice.SINGLE_PRECISION),
+    ([(GEMM, 900), *[("triton_poi", 5)] * 3], Advice.SHORT_KERNELS),
+    ([(GEMM, 950), ("flash_fwd", 30), ("softmax_warp_forward", 20)], None),
+    ([(GEMM, 1000)], None),
+])  # fmt: skip
 def test_rules_of_a_step(kernels, advice):
     """One rule each, or none."""
     assert [found for found, _ in step(*kernels)] == ([advice] if advice else [])
@@ -52,18 +49,15 @@ def row(name="k", **figures):
     return NcuRow(**(nothing | {"name": name} | figures))
 
 
-@pytest.mark.parametrize(
-    "launch, advice",
-    [
-        (row(compute_pct=30, memory_pct=40), Advice.LATENCY),
-        (row(compute_pct=30, memory_pct=91), Advice.MEMORY),
-        (row(compute_pct=85, memory_pct=40), Advice.COMPUTE),
-        (row(threads_per_warp=16), Advice.DIVERGENCE),
-        (row("sgemm", tensor_pct=0), Advice.NO_TENSOR_CORES),
-        (row(compute_pct=70, memory_pct=70, threads_per_warp=32), None),
-        (row(), None),  # nothing was collected: nothing is said
-    ],
-)
+@pytest.mark.parametrize("launch, advice", [
+    (row(compute_pct=30, memory_pct=40), Advice.LATENCY),
+    (row(compute_pct=30, memory_pct=91), Advice.MEMORY),
+    (row(compute_pct=85, memory_pct=40), Advice.COMPUTE),
+    (row(threads_per_warp=16), Advice.DIVERGENCE),
+    (row("sgemm", tensor_pct=0), Advice.NO_TENSOR_CORES),
+    (row(compute_pct=70, memory_pct=70, threads_per_warp=32), None),
+    (row(), None),  # nothing was collected: nothing is said
+])  # fmt: skip
 def test_rules_of_a_launch(launch, advice):
     """One rule each, once for several launches of a kernel."""
     found = list(of_kernels([launch, launch]))

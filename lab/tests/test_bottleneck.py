@@ -21,21 +21,18 @@ def profile(compute=1000.0, communication=0.0, copies=0.0, **idle):
     return Profile("NVIDIA H200", 1, parts, (), rows)
 
 
-@pytest.mark.parametrize(
-    "parts, expected",
-    [
-        ({}, Bound.GPU),
-        ({"SYNC": 20.0, "HOST": 30.0}, Bound.GPU),
-        ({"SYNC": 100.0, "HOST": 30.0}, Bound.SYNC),
-        ({"HOST": 200.0, "GAP": 100.0}, Bound.LAUNCH),
-        ({"INPUT": 200.0}, Bound.INPUT),
-        ({"GAP": 200.0}, Bound.KERNELS),
-        ({"GAP": 20.0, "STREAM": 200.0}, Bound.STREAM),
-        ({"PROFILER": 200.0}, Bound.PROFILER),
-        ({"communication": 300.0, "SYNC": 200.0}, Bound.COMMUNICATION),
-        ({"copies": 300.0}, Bound.COPIES),
-    ],
-)
+@pytest.mark.parametrize("parts, expected", [
+    ({}, Bound.GPU),
+    ({"SYNC": 20.0, "HOST": 30.0}, Bound.GPU),
+    ({"SYNC": 100.0, "HOST": 30.0}, Bound.SYNC),
+    ({"HOST": 200.0, "GAP": 100.0}, Bound.LAUNCH),
+    ({"INPUT": 200.0}, Bound.INPUT),
+    ({"GAP": 200.0}, Bound.KERNELS),
+    ({"GAP": 20.0, "STREAM": 200.0}, Bound.STREAM),
+    ({"PROFILER": 200.0}, Bound.PROFILER),
+    ({"communication": 300.0, "SYNC": 200.0}, Bound.COMMUNICATION),
+    ({"copies": 300.0}, Bound.COPIES),
+])  # fmt: skip
 def test_the_largest_loss_is_the_bound(parts, expected):
     """Named with its share; below 5 % the step is bound by the GPU."""
     found = bottleneck(profile(**parts))

@@ -10,20 +10,15 @@ from stepguard_lab.trace_page import short
 LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"
 OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)
 NEW = Side(("flash_fwd",), 24.0, 3000.0, ((67, 2, 1),), 7000.0)
-WORDS = {
-    Kind.CALLS: "12 -> 24 launches",
-    Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
-    Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
-    Kind.REPLACED: "and 1 more, 12 -> 24 launches",
-    Kind.ADDED: "24 launches, new",
-    Kind.REMOVED: "12 launches, gone",
-    Kind.MOVED: "and 1 more moved to flash_fwd, 12 -> 24 launches",
-    Kind.CLOCK: "the clock (flash_fwd), by one ratio, 3.000 times as long",
-    Kind.IDLE: "GPU idle, flash_fwd: ",
-    Kind.COMMUNICATION: "1.000 -> 3.000 ms",
-    Kind.COPIES: "1.000 -> 3.000 ms",
-    Kind.OVERLAP: "1.000 -> 3.000 ms",
-}
+WORDS = {Kind.CALLS: "12 -> 24 launches",
+         Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
+         Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
+         Kind.REPLACED: "and 1 more, 12 -> 24 launches", Kind.ADDED: "24 launches, new",
+         Kind.REMOVED: "12 launches, gone",
+         Kind.MOVED: "and 1 more moved to flash_fwd, 12 -> 24 launches",
+         Kind.CLOCK: "the clock (flash_fwd), by one ratio, 3.000 times as long",
+         Kind.IDLE: "GPU idle, flash_fwd: ", Kind.COMMUNICATION: "1.000 -> 3.000 ms",
+         Kind.COPIES: "1.000 -> 3.000 ms", Kind.OVERLAP: "1.000 -> 3.000 ms"}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -65,36 +60,33 @@ ATEN = "void at::native::"
 LAMBDA = "(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda(float)#1}"
 
 
-@pytest.mark.parametrize(
-    ("kernel", "shown"),
-    [
-        (f"{ATEN}vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >", "FillFunctor"),
-        (
-            f"{ATEN}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda{LAMBDA}, "
-            "std::array<char*, 2ul>, 4, at::native::memory::LoadWithCast<1> >(int)",
-            "direct_copy_kernel_cuda",
-        ),
-        (
-            f"{ATEN}elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
-            "BUnaryFunctor<float, float, at::native::binary_internal::MulFunctor<float> > > >",
-            "MulFunctor",
-        ),
-        (
-            f"{ATEN}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
-            "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
-            "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false> >(int)",
-            "FusedAdamMathFunctor",
-        ),
-        (
-            f"{ATEN}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<"
-            "float, at::native::sum_functor<float, float, float> > > >",
-            "sum_functor",
-        ),
-        (f"{ATEN}elementwise_kernel<512, 1, (lambda)>", "at::native::elementwise_kernel"),
-        (f"{ATEN}(anonymous namespace)::cunn_SoftMaxForward<8>", "at::native::cunn_SoftMaxForward"),
-        ("triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_g...ard_view_6"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "shown"), [
+    (f"{ATEN}vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >", "FillFunctor"),
+    (
+        f"{ATEN}unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda{LAMBDA}, "
+        "std::array<char*, 2ul>, 4, at::native::memory::LoadWithCast<1> >(int)",
+        "direct_copy_kernel_cuda",
+    ),
+    (
+        f"{ATEN}elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::"
+        "BUnaryFunctor<float, float, at::native::binary_internal::MulFunctor<float> > > >",
+        "MulFunctor",
+    ),
+    (
+        f"{ATEN}(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+        "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
+        "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)0, false> >(int)",
+        "FusedAdamMathFunctor",
+    ),
+    (
+        f"{ATEN}reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<"
+        "float, at::native::sum_functor<float, float, float> > > >",
+        "sum_functor",
+    ),
+    (f"{ATEN}elementwise_kernel<512, 1, (lambda)>", "at::native::elementwise_kernel"),
+    (f"{ATEN}(anonymous namespace)::cunn_SoftMaxForward<8>", "at::native::cunn_SoftMaxForward"),
+    ("triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_g...ard_view_6"),
+])  # fmt: skip
 def test_a_generic_kernel_has_its_operators_name(kernel, shown):
     """Else an eager step would have a dozen kernels of one name."""
     assert short(kernel) == shown

@@ -61,21 +61,12 @@ def test_nothing_is_kept_of_an_import_that_fails(tmp_path):
     assert kept(path) == []
 
 
-@pytest.mark.parametrize(
-    ("statements", "said"),
-    [
-        (["CREATE TABLE others (x)"], "another program's database; name another file"),
-        (["PRAGMA application_id = 7"], "another program's database"),
-        (
-            ["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 99"],
-            ": update st",
-        ),
-        (
-            ["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 0"],
-            "; put it as",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("statements", "said"), [
+    (["CREATE TABLE others (x)"], "another program's database; name another file"),
+    (["PRAGMA application_id = 7"], "another program's database"),
+    (["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 99"], ": update st"),
+    (["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 0"], "; put it as"),
+])  # fmt: skip
 def test_another_database_is_refused(tmp_path, statements, said):
     """And left as it is."""
     path = tmp_path / "others.sqlite"
@@ -118,18 +109,12 @@ def unreadable(path, store):
     path.with_name(f"{path.name}-journal").mkdir()
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (locked, "locked by another command, waited 0.1 s; again when that one has ended"),
-        (full, "nothing was added, no space is left; free some space, then again"),
-        (
-            malformed,
-            "is damaged: database disk image is malformed; put it aside, and ",
-        ),
-        (unreadable, "nothing was added: disk I/O error; make it readable"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "said"), [
+    (locked, "locked by another command, waited 0.1 s; again when that one has ended"),
+    (full, "nothing was added, no space is left; free some space, then again"),
+    (malformed, "is damaged: database disk image is malformed; put it aside, and "),
+    (unreadable, "nothing was added: disk I/O error; make it readable"),
+])  # fmt: skip
 def test_what_is_wrong_has_its_own_sentence(tmp_path, monkeypatch, harm, said):
     """With what mends it. Nobody is told to remove a history: it may be whole."""
     path = tmp_path / "history.sqlite"

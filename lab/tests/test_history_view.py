@@ -57,13 +57,6 @@ def test_creep_against_an_anchor_is_named_with_what_judges_it():
     assert "since v1 (000000000005): " in "\n".join(said(calm, anchor(5)))
 
 
-def test_a_series_that_begins_after_its_anchor_is_compared_with_nothing():
-    """Nor is one with fewer points than a level has."""
-    assert view_of(series(drifting(3.0)), Anchor("v0", "v0", set())).creep is None
-    assert view_of(series(drifting(3.0)), anchor(1)).creep is None
-    assert view_of(series(drifting(3.0)), None).creep is None
-
-
 def test_marks_say_what_differs():
     """A library that came, one that went, a parameter, and the reason of a level."""
     before = measurement_of(recording(number=0), CASE_ID, "m", CASE)

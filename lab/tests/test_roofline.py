@@ -22,14 +22,11 @@ from stepguard_lab.explanation_page import lines
 from stepguard_lab.roofline import class_roofs, position
 
 
-@pytest.mark.parametrize(
-    "work, us, utilisation, bound",
-    [
-        (Work(400e6, 1e6, "bf16"), 1.0, 0.5, "compute"),
-        (Work(0, 2e6), 1.0, 0.5, "memory"),
-        (Work(80e6, 3e6, "bf16"), 1.0, 0.75, "memory"),
-    ],
-)
+@pytest.mark.parametrize("work, us, utilisation, bound", [
+    (Work(400e6, 1e6, "bf16"), 1.0, 0.5, "compute"),
+    (Work(0, 2e6), 1.0, 0.5, "memory"),
+    (Work(80e6, 3e6, "bf16"), 1.0, 0.75, "memory"),
+])  # fmt: skip
 def test_the_larger_share_counts(work, us, utilisation, bound):
     """Of the time that products and bytes need at their peaks."""
     found = position(work, us, PEAKS)

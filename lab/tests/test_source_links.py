@@ -11,14 +11,11 @@ HASH = "4f2a91c0d3e7" + "0" * 28
 SITE = Site(".item()", "model/train loop.py", 88, "step", "loss.item()")
 
 
-@pytest.mark.parametrize(
-    ("url", "link"),
-    [
-        ("https://github.com/o/n", f"/blob/{HASH}/model/train%20loop.py#L88"),
-        ("https://gitlab.com/o/n", f"/-/blob/{HASH}/model/train%20loop.py#L88"),
-        ("https://bitbucket.org/o/n", f"/src/{HASH}/model/train%20loop.py#lines-88"),
-    ],
-)
+@pytest.mark.parametrize(("url", "link"), [
+    ("https://github.com/o/n", f"/blob/{HASH}/model/train%20loop.py#L88"),
+    ("https://gitlab.com/o/n", f"/-/blob/{HASH}/model/train%20loop.py#L88"),
+    ("https://bitbucket.org/o/n", f"/src/{HASH}/model/train%20loop.py#lines-88"),
+])  # fmt: skip
 def test_a_line_has_an_address(url, link):
     """At the commit, which stays when the branch moves."""
     assert Repository(url).page_of(SITE, HASH) == url + link
@@ -50,26 +47,21 @@ def test_the_remote_of_a_checkout(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("remote", "url"),
-    [
-        ("git@github.com:o/name.git", "https://github.com/o/name"),
-        ("https://github.com/o/name.git", "https://github.com/o/name"),
-        ("https://user:ghp_secret@github.com/o/name", "https://github.com/o/name"),
-        (
-            "https://oauth2:secret@gitlab.example.com:8443/a/b/c.git",
-            "https://gitlab.example.com:8443/a/b/c",
-        ),
-        ("ssh://git@github.com:22/o/name.git", "https://github.com/o/name"),
-        ("http://git.example.com/o/name/", "http://git.example.com/o/name"),
-        ("/srv/git/name.git", ""),
-        ("../name", ""),
-        ("file:///srv/git/name", ""),
-        ("javascript://github.com/%0aalert(1)", ""),
-        ("https://[broken/o", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("remote", "url"), [
+    ("git@github.com:o/name.git", "https://github.com/o/name"),
+    ("https://github.com/o/name.git", "https://github.com/o/name"),
+    ("https://user:ghp_secret@github.com/o/name", "https://github.com/o/name"),
+    ("https://oauth2:secret@gitlab.example.com:8443/a/b/c.git",
+     "https://gitlab.example.com:8443/a/b/c"),
+    ("ssh://git@github.com:22/o/name.git", "https://github.com/o/name"),
+    ("http://git.example.com/o/name/", "http://git.example.com/o/name"),
+    ("/srv/git/name.git", ""),
+    ("../name", ""),
+    ("file:///srv/git/name", ""),
+    ("javascript://github.com/%0aalert(1)", ""),
+    ("https://[broken/o", ""),
+    ("", ""),
+])  # fmt: skip
 def test_a_remotes_pages(remote, url):
     """Of the usual spellings; a user, a password or a token is left out, and a path has none."""
     assert pages_of(remote) == url

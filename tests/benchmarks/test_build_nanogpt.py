@@ -4,14 +4,11 @@ import hashlib
 import json
 import sys
 import time
-from argparse import Namespace
 
-import numpy as np
 import pytest
 
 from benchmarks import build_nanogpt
-from benchmarks.build_nanogpt_rank import Borders, Over, stand_ins, theirs, watched
-from benchmarks.shared import ratio
+from benchmarks.build_nanogpt_rank import Borders, Over, stand_ins, theirs
 
 SLEEP_S = 0.02
 LOOP = f"""
@@ -85,44 +82,6 @@ def test_their_step_is_all_that_their_loop_does(tmp_path, monkeypatch):
     assert time.time is real
 
 
-def test_libraries_may_call_the_clock():
-    """From another file than the script's."""
-    clock = watched("script.py", None, lambda: 5.0)
-    assert clock() == 5.0
-
-
-def test_the_switch_is_all_that_changes():
-    """One place, or none: a file that says it twice is not touched."""
-    source = b"a = 1\nuse_compile = False # why\nb = 2\n"
-    assert build_nanogpt.switched(source) == b"a = 1\nuse_compile = True # why\nb = 2\n"
-    for wrong in (b"", source * 2):
-        with pytest.raises(SystemExit, match="wanted is one"):
-            build_nanogpt.switched(wrong)
-
-
-def test_a_source_is_known_by_its_hash(tmp_path):
-    """Missing and changed files are refused, with the value found and what to do."""
-    wanted = hashlib.sha256(b"x").hexdigest()
-    with pytest.raises(SystemExit, match="is missing"):
-        build_nanogpt.their_source(tmp_path, wanted)
-    (tmp_path / build_nanogpt.SCRIPT).write_bytes(b"x")
-    assert build_nanogpt.their_source(tmp_path, wanted) == b"x"
-    (tmp_path / build_nanogpt.SCRIPT).write_bytes(b"y")
-    with pytest.raises(SystemExit, match=f"--sha256 {hashlib.sha256(b'y').hexdigest()}"):
-        build_nanogpt.their_source(tmp_path, wanted)
-
-
-def test_shards_hold_tokens_that_their_model_knows(tmp_path):
-    """As many as asked for, as uint16, all below their vocabulary of 50257."""
-    build_nanogpt.make_data(tmp_path / "data", 30_000)
-    names = sorted(path.name for path in (tmp_path / "data").iterdir())
-    assert len(names) == 2 and "train" in names[0] and "val" in names[1]
-    for name in names:
-        tokens = np.load(tmp_path / "data" / name)
-        assert (tokens.dtype, len(tokens)) == (np.uint16, 30_000)
-        assert int(tokens.max()) < 50257 and len(set(tokens[:1000])) > 50
-
-
 @pytest.mark.parametrize(("gpus", "micro_steps"), [(1, 8), (2, 4), (4, 2), (8, 1)])
 def test_our_step_has_their_tokens(gpus, micro_steps):
     """524,288 a step on any number of GPUs that divides them; three do not."""
@@ -131,15 +90,6 @@ def test_our_step_has_their_tokens(gpus, micro_steps):
     assert gpus * micro_steps * found["batch"] * found["seq"] == build_nanogpt.TOKENS_PER_STEP
     with pytest.raises(SystemExit, match="3 GPUs do not divide"):
         build_nanogpt.our_params("cuda", 3)
-
-
-def test_a_launch_of_ours_on_a_cpu(tmp_path):
-    """One rank under torchrun, for real: its figures, and nothing of an earlier launch."""
-    (tmp_path / "rank7.json").write_text("{}")
-    params = json.dumps(build_nanogpt.our_params("cpu", 1))
-    options = Namespace(device="cpu", gpus=1, lead_in=1, steps=2)
-    found = build_nanogpt.launch("ours", params, options, tmp_path)
-    assert found["step_ms"] > 0 and found["tokens_per_step"] == 64
 
 
 @pytest.fixture
@@ -170,34 +120,3 @@ def test_launches_take_turns(words, monkeypatch, capsys):
     assert found["comparisons"]["shipped"]["theirs_over_ours"]["ratio"] == pytest.approx(1.2)
     assert "| as shipped | 120.0 | 100.0 | 1.200 " in capsys.readouterr().out
     assert found["missing"] == []
-
-
-def test_other_tokens_are_not_compared(words, monkeypatch, capsys):
-    """Steps of unlike size have no ratio: status 1, and the document says that it lacks figures."""
-    tokens = {"ours": 32, "theirs": 64}
-    monkeypatch.setattr(
-        build_nanogpt, "launch", lambda side, *_: {"step_ms": 1.0, "tokens_per_step": tokens[side]}
-    )
-    assert build_nanogpt.main() == 1
-    assert "not comparable" in capsys.readouterr().err
-    found = json.loads(words.read_text())
-    assert found["comparisons"] == {} and "not comparable" in found["missing"][0]
-
-
-def test_a_launch_that_dies_is_shown(words, monkeypatch, capsys):
-    """The end of its log is in the error."""
-    said = ("Traceback: a planted end", False)
-    monkeypatch.setattr(build_nanogpt, "run_until", lambda *_, **__: said)
-    assert build_nanogpt.main() == 1
-    assert "0 of 1 ranks have figures; the end of its log:\nTraceback" in capsys.readouterr().err
-
-
-def test_the_table_has_the_ratio_and_its_interval():
-    """Theirs over ours, so above one is ours faster; one pair has no interval."""
-    times = [(400.0, 200.0), (404.0, 200.0)]
-    pairs = [{"theirs": {"step_ms": a}, "ours": {"step_ms": b}} for a, b in times]
-    one = {"what": "as shipped", "theirs_over_ours": ratio(times), "pairs": pairs}
-    two = {"what": "switched", "theirs_over_ours": ratio(times[:1]), "pairs": pairs[:1]}
-    text = build_nanogpt.result_table({"comparisons": {"a": one, "b": two}})
-    assert "| as shipped | 402.0 | 200.0 | 2.010 [1.887, 2.141] of 2 pairs |" in text
-    assert "one pair: none" in text

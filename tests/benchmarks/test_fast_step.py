@@ -33,10 +33,3 @@ def test_curves_are_compared_with_the_first_step_by_step():
     assert found["fast 1"]["largest_difference"] == 0.003
     assert found["fast 1"]["mean_difference"] == pytest.approx(0.001333)
     assert (found["reference 2"]["steps"], found["reference 2"]["largest_difference"]) == (1, 0.5)
-
-
-def test_one_step_that_is_far_off_shows_in_its_ten_only():
-    """The eleventh of twelve steps."""
-    found = apart({"reference 1": [3.0] * 12, "fast 1": [3.001] * 10 + [4.0, 3.0]})["fast 1"]
-    assert found["largest_of_each_ten"] == [0.001, 1.0]
-    assert found["mean_of_each_ten"] == [0.001, 0.5]

@@ -20,13 +20,10 @@ from benchmarks.kernel_pairs import (
     ALIKE,
     CASES,
     NOTHING,
-    USUAL,
     Card,
     Trees,
     about_change,
     identity_of,
-    merged,
-    order_of,
 )
 from benchmarks.longer_kernels import (
     BASES,
@@ -36,7 +33,6 @@ from benchmarks.longer_kernels import (
     LONGER_PRODUCT,
 )
 from benchmarks.shared import GPT
-from benchmarks.single_pairs import single_pairs
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.core.replies import Kernels
@@ -46,17 +42,12 @@ from stepguard.measure.warm_up import PAIR_PROTOCOLS
 STEP_US = 270_000.0
 PLANTED = [*LONGER_GELU][0]
 # Name, class, launches and share of a step in percent: about those of the 124M step.
-STEP = (
-    ("nvjet_NNN", "GEMM", 98, 18.0),
-    ("nvjet_TNN", "GEMM", 96, 12.6),
-    ("nvjet_NTN", "GEMM", 48, 7.5),
-    ("sdpa_bprop", "attention", 24, 8.8),
-    ("sdpa_fprop", "attention", 24, 3.1),
-    ("triton_poi_fused_gelu_view_9", "Triton", 24, 2.6),
-    ("triton_per_fused_norm_10", "Triton", 46, 4.7),
-    ("triton_red_fused_loss_11", "Triton", 2, 3.6),
-    ("triton_poi_fused_cat_12", "Triton", 24, 1.8),
-)
+STEP = (("nvjet_NNN", "GEMM", 98, 18.0), ("nvjet_TNN", "GEMM", 96, 12.6),
+        ("nvjet_NTN", "GEMM", 48, 7.5), ("sdpa_bprop", "attention", 24, 8.8),
+        ("sdpa_fprop", "attention", 24, 3.1), ("triton_poi_fused_gelu_view_9", "Triton", 24, 2.6),
+        ("triton_per_fused_norm_10", "Triton", 46, 4.7),
+        ("triton_red_fused_loss_11", "Triton", 2, 3.6),
+        ("triton_poi_fused_cat_12", "Triton", 24, 1.8))  # fmt: skip
 
 
 def kernel(name, kind, calls, us, code="c", grid=(8, 1, 1)):
@@ -93,14 +84,6 @@ def noisy(rng, longer=None, sd_pct=0.02, within_pct=0.01):
         turns.append(step(paces, each))
     step_ms = (STEP_US + sum((longer or {}).values())) / 1e3
     return launch(*turns, block_ms=(rng.gauss(step_ms, 0.5), rng.gauss(step_ms, 0.5)))
-
-
-def test_a_launch_without_a_profile_is_refused():
-    """As are launches that have not equally many."""
-    with pytest.raises(ValueError, match="profiles of each launch"):
-        times_of([(launch(), launch())])
-    with pytest.raises(ValueError, match="profiles of each launch"):
-        times_of([(launch(step()), launch(step(), step()))])
 
 
 def test_a_verdict_is_the_rules():
@@ -224,117 +207,6 @@ def test_nothing_is_seldom_red_and_a_longer_kernel_often(rated, monkeypatch):
     assert rows[-1]["found"]["0.3"]["red"][0] > 0.6 * trials
 
 
-def test_single_pairs_are_all_pairs_of_equal_code(rated):
-    """On each GPU, and of one with the other. A kernel that is longer on one GPU shows there alone.
-    A launch that ran other kernels than most is left out.
-    """
-    alike = rated[0].alike()
-    (first, launches), (second, _) = alike.items()
-    rows = {(row["gpus"], row["kernels"]): row for row in single_pairs(alike)}
-    assert {gpus for gpus, _ in rows} == {"one", "two"}
-    assert rows["one", "one"]["values"] == 2 * 15 * 14 * len(STEP)
-    assert rows["two", "one"]["values"] == 2 * 15 * 15 * len(STEP)
-    assert rows["two", "one"]["low_end_pct"] < 0.1 < rows["two", "one"]["of_1000_pct"] < 0.5
-    shares = [rows["one", kind]["largest_pct"] for kind in ("one", "10 %", "50 %")]
-    assert shares[0] < shares[2] > shares[1] and all(0 < share < 3 for share in shares)
-    assert not any(row["red"] for row in rows.values())
-    slow = [longer_by(one, "triton_per_fused_norm_10", 0.01 * STEP_US) for one in launches]
-    moved = {(row["gpus"], row["kernels"]): row for row in single_pairs(alike | {first: slow})}
-    assert moved["two", "one"]["largest_pct"] == pytest.approx(1.0, abs=0.2)
-    assert moved["two", "one"]["low_end_pct"] == pytest.approx(0.45, abs=0.1)
-    assert moved["one", "one"]["largest_pct"] < 0.3
-    assert moved["two", "one"]["red"] > 0 == moved["one", "one"]["red"]
-    other = longer_by(launches[0], "triton_per_fused_norm_10", 0.05 * STEP_US, code="other")
-    cold = single_pairs({first: [other, *launches[1:]], second: alike[second]})
-    assert cold[0]["values"] == (14 * 13 + 15 * 14) * len(STEP) and cold[0]["largest_pct"] < 0.3
-
-
-def longer_by(one, name, us, **changes):
-    """The launch, whose kernel of this name takes so many us a step longer."""
-    turns = []
-    for turn in one.turns:
-        rows = (
-            replace(row, us=tuple(its + us for its in row.us), **changes)
-            if row.name == name
-            else row
-            for row in turn.kernels
-        )
-        turns.append(replace(turn, kernels=tuple(rows)))
-    return replace(one, turns=tuple(turns))
-
-
-def test_what_was_planted_is_found_by_re_pairing_too(rated, monkeypatch):
-    """Three launches of it on each GPU make verdicts of up to three pairs. It is found as often as
-    the size nearest to its own, and a smaller one is found less often.
-    """
-    monkeypatch.setattr(kernel_rates, "DRAWS", 100)
-    rows = kernel_rates.planted_rates(rated[0])
-    assert [(row["change"], row["pairs"]) for row in rows] == [(PLANTED, 2), (PLANTED, 3)]
-    for row in rows:
-        found = {size: one["by_kernels"][0] for size, one in row["found"].items()}
-        assert all(one["verdicts"] == 200 for one in row["found"].values())
-        assert row["found"]["recorded"]["red"][0] > 100
-        assert found["recorded"] == pytest.approx(found["0.3"], abs=10)
-        assert found["0.05"] <= found["0.1"] <= found["0.2"] < found["0.3"]
-
-
-def test_another_size_moves_the_kernels_and_the_steps_alike(monkeypatch):
-    """Launches that do not scatter: the size alone decides what the kernels say. Steps that are no
-    slower forbid what is made smaller, but not yet what was recorded.
-    """
-    monkeypatch.setattr(kernel_rates, "DRAWS", 20)
-    base, longer = launch(step()), {"triton_poi_fused_cat_12": 0.4 / 100 * STEP_US}
-    rows = tuple(replace(row, code="d") if row.name in longer else row for row in step({}, longer))
-    for step_pct, forbidden in ((0.4, []), (-0.01, ["0.1", "0.2"])):
-        head = launch(rows, block_ms=(270.0 * (1 + step_pct / 100),) * 2)
-        pairs = ((PLANTED, "a", False, (base, head)),) * 2
-        (row,) = kernel_rates.planted_rates(kernel_rates.Recorded(pairs))
-        found = {size: one["by_kernels"][0] for size, one in row["found"].items()}
-        assert found == {"recorded": 20, "0.05": 0, "0.1": 20, "0.2": 20, "0.3": 20}
-        red = {size: one["red"][0] for size, one in row["found"].items()}
-        assert [size for size in found if red[size] < found[size]] == forbidden
-
-
-def test_the_command_writes_the_tables(rated, tmp_path, monkeypatch, capsys):
-    """All of them, as valid JSON; a file without profiles is refused."""
-    monkeypatch.setattr(kernel_rates, "DRAWS", 5)
-    path, out = tmp_path / "kernels.json", tmp_path / "rates.json"
-    small = [one for one in rated[0].pairs if one[1].startswith("GPU-a")][-5:]
-    path.write_text(json.dumps(recording([(name, "a", *pair) for name, _, _, pair in small])))
-    monkeypatch.setattr("sys.argv", ["kernel_rates", str(path), "--out", str(out)])
-    assert kernel_rates.main() in (0, 1)
-    assert set(json.loads(out.read_text())) >= {"changes", "scatter", "single_pairs", "planted"}
-    assert "scatter_by_class:" in capsys.readouterr().out
-    path.write_text(json.dumps({"pairs": [], "kernels": {}}))
-    with pytest.raises(SystemExit):
-        kernel_rates.main()
-    assert "they need a GPU" in capsys.readouterr().err
-
-
-def test_a_pair_that_lacks_a_profile_is_left_out(tmp_path):
-    """Its turns cannot be compared with the others'. Without any profile no pair is left."""
-    whole, part = launch(step(), step()), launch(step())
-    pairs = [(NOTHING, "a", whole, whole), (NOTHING, "b", whole, part)]
-    document, path = recording(pairs), tmp_path / "kernels.json"
-    path.write_text(json.dumps(document))
-    assert [gpu for _, gpu, *_ in kernel_rates.Recorded.read(path).pairs] == ["a, base as it is"]
-    for pair in document["pairs"]:
-        for side in ("base", "head"):
-            pair[side]["turns"] = [{"problem": "a CPU has no kernels"}] * 2
-    path.write_text(json.dumps(document))
-    assert kernel_rates.Recorded.read(path).pairs == ()
-
-
-def test_a_launch_is_in_a_verdict_once(rated):
-    """No number of pairs has a verdict with a launch twice; too few launches give none."""
-    scatter = next(iter(rated[1].values()))
-    places = {place: pair for pair, place in scatter.pairs.items()}
-    for verdict in kernel_rates.draws(scatter, 4, random.Random(0)):
-        launches = [one for place in verdict for one in places[place]]
-        assert len({*launches}) == 8
-    assert kernel_rates.draws(scatter, 8, random.Random(0)) == []
-
-
 class Ranks:
     """A launch that answers with a profile."""
 
@@ -376,17 +248,6 @@ def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
         for ours, its in zip(turn.kernels, rows, strict=True)
     )
     assert card._turn(Ranks(None)) == {"problem": "lost records"}
-
-
-def test_a_short_run_has_every_change():
-    """Cards begin with different ones; what cards found becomes one document."""
-    changes = [*USUAL]
-    assert [order_of(changes, card, 4)[0] for card in range(4)] == changes
-    assert order_of(changes, 1, 2) == changes[2:] + changes[:2]
-    assert {order_of(changes, card, 8)[0] for card in range(8)} == {*changes}
-    one = {"pairs": [1], "kernels": {"a": 1}, "failed": ["no"]}
-    both = merged([one, {"pairs": [2], "kernels": {"b": 2}, "failed": []}, {}])
-    assert both == {"pairs": [1, 2], "kernels": {"a": 1, "b": 2}, "failed": ["no"]}
 
 
 def test_the_base_of_a_change_differs_by_the_change_alone(tmp_path):

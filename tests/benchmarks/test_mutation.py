@@ -100,20 +100,3 @@ def test_a_fault_does_not_run_as_the_last_one(tree, monkeypatch):
         path.write_text(source)
         os.utime(path, (second, second))
         assert mutation.failing_test(tree, ["test_some.py"]) == failing
-
-
-def test_a_line_that_is_another_one_is_refused(tree):
-    """A tree that moved on is not planted into."""
-    fault = draw(tree, "package", 15)[0]
-    path = tree / "package" / "some.py"
-    path.write_text("# one more line\n" + SOURCE)
-    with pytest.raises(ValueError, match="not "):
-        mutation.plant(tree, fault)
-
-
-def test_a_fault_that_a_conftest_trips_over_is_caught(tree):
-    """No test begins then, and no result names one."""
-    (tree / "conftest.py").write_text("import some\n")
-    (tree / "package" / "some.py").write_text("raise ValueError\n")
-    caught_by = mutation.failing_test(tree, ["test_some.py"])
-    assert caught_by == f"conftest '{tree / 'conftest.py'}'"

@@ -31,16 +31,6 @@ def test_longer_gaps_and_kernels_ask_for_pairs_on_another_card():
             assert apart_us / mean(now.parts.step_us) > 0.012
 
 
-def test_what_is_made_longer_is_the_step():
-    """The kernel, its class of parts and the step by the same time; nothing else."""
-    now = PAIRS[0][1].profile
-    row = longest(now)[0]
-    made = slowed(now, row, 1.0)
-    assert mean(made.parts.step_us) == pytest.approx(1.01 * mean(now.parts.step_us))
-    assert mean(made.parts.idle_us) == mean(now.parts.idle_us)
-    assert sum(a != b for a, b in zip(made.kernels, now.kernels, strict=True)) == 1
-
-
 def test_the_kept_figures_stay(monkeypatch, capsys):
     """They are finished: what is kept goes into another file."""
     before = KEPT.read_bytes()

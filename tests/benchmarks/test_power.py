@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 
 import msgspec
@@ -14,7 +12,6 @@ from run_documents import measured
 
 from benchmarks import power
 from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
-from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import (
     CASES,
@@ -22,12 +19,10 @@ from benchmarks.power import (
     Plan,
     Work,
     as_expected,
-    command_of,
     planted,
     said_of,
 )
 from benchmarks.shared import ROOT, git
-from perf_tests.test_train_step import test_train_step as train_step_cases
 from stepguard.core.evidence import to_json
 
 ALL = CHANGES | FAULTS | OF_TWO_GPUS
@@ -105,16 +100,6 @@ def test_what_is_expected_is_no_matter_of_luck():
         assert found == right[change.expected]
 
 
-def test_a_name_that_there_is_not_is_refused():
-    """As is a change of a GPU's kernels on a CPU."""
-    plan = Plan(CHANGES, CASES["cuda"], as_expected)
-    assert len(plan.wanted([], "cuda")) == len(CHANGES)
-    with pytest.raises(ValueError, match="no such change"):
-        plan.wanted(["gelu"], "cuda")
-    with pytest.raises(ValueError, match="no such change"):
-        plan.wanted(["flash attention by name"], "cpu")
-
-
 def test_what_a_run_said_is_in_its_document(tmp_path):
     """Status, time and first line of a document as the report writes it, and the pairs' times."""
     case = msgspec.to_builtins(measured(entry(), launch_ms=(300.0, 300.0, 300.0)))
@@ -151,33 +136,3 @@ def test_a_verdict_that_is_known_is_not_measured_again(tmp_path, monkeypatch):
     assert verdicts == ["no-clones", "gelu-twice-in-3-layers"]
     found = json.loads(out.read_text())["changes"]
     assert [found[name]["right"] for name in names] == [True, True, False]
-
-
-def test_a_lever_is_judged_by_a_case_of_its_own(tmp_path, monkeypatch):
-    """By the fast step's, which the suite has; other changes by the plan's."""
-    judged = []
-
-    def verdict(tree, base, case, limit_s, env):
-        judged.append(case)
-        return {"status": "FASTER", "time": "FASTER", "first_line": ""}
-
-    monkeypatch.setattr(power, "verdict", verdict)
-    monkeypatch.setattr(power, "planted", lambda *_: ("HEAD", range(0)))
-    options = {"only": ["one gelu", "fast step"], "cache": None, "out": tmp_path / "power.json"}
-    options |= {"verdict_s": 50.0, "device": "cpu", "gpus": 1, "seconds": 100.0}
-    Work(Plan(CHANGES, CASES["cpu"], as_expected), Namespace(**options), tmp_path).on("")
-    assert judged == [CASES["cpu"], CASE]
-    marks = train_step_cases.pytestmark
-    assert CASE in {one.values[0].id for mark in marks for one in mark.args[1]}
-
-
-@pytest.mark.parametrize("case", [CASE, CASES["cuda"]])
-def test_the_command_selects_its_case(case, tmp_path):
-    """One case and no other, whether it is in the core suite or an extended one."""
-    command = command_of(case, "HEAD", tmp_path / "power.json", 300.0)
-    assert command[0] == sys.executable
-    command = [sys.executable, *command[1:], "--collect-only"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert f"<Function test_{case}>" in ran.stdout
-    assert "1 test collected" in ran.stdout
-    assert ran.returncode == 0

@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import sqlite3
 
 import kineto
 import pytest
-import trace_exports
 
 from benchmarks import plain_trace, public_traces
 
@@ -63,30 +61,3 @@ def test_what_no_profiler_wrote_is_refused_by_both(tmp_path, capsys):
     assert public_traces.main([str(folder), "--out", str(out)]) == 0
     assert "| theirs | 3 | 1 | 3 | 2 | 0 |" in capsys.readouterr().out
     assert [row["said"] for row in json.loads(out.read_text())] == ["equal", "refused", "refused"]
-
-
-def test_an_export_of_nsys_is_read_by_its_tables(tmp_path):
-    """Of each process: steps of NVTX, a kernel of 400 us and a copy of 100 in each of two."""
-    path = tmp_path / "r.sqlite"
-    with sqlite3.connect(path) as file:
-        trace_exports.export(second=True).backup(file)
-    ours, plain = public_traces.by_stepguard(path), plain_trace.figures(path)
-    assert public_traces.difference(ours, plain) == ""
-    assert [one.step_us for one in plain] == [pytest.approx([1000.0] * 2)] * 2
-    assert plain[0].names_us == pytest.approx({"nvjet_tst_64x64": 800})
-    assert "2 processes, 1 by" in public_traces.difference(ours, plain[:1])
-
-
-def test_a_trace_of_a_cpu_is_compared_by_operators(tmp_path):
-    """By their own time: what is inside an operator is not its own."""
-    made = kineto.Kineto()
-    for number in range(2):
-        began = 1000.0 * number
-        made.step(number, began, began + 999)
-        made.event("cpu_op", "aten::linear", began + 10, 500)
-        made.event("cpu_op", "aten::addmm", began + 100, 300)
-    path = tmp_path / "cpu.json"
-    path.write_bytes(made.text())
-    ours, plain = public_traces.by_stepguard(path), plain_trace.figures(path)
-    assert public_traces.difference(ours, plain) == ""
-    assert plain[0].names_us == pytest.approx({"aten::linear": 400, "aten::addmm": 600})

@@ -1,11 +1,8 @@
 """unsynced_clock: what is made of measured blocks, and the whole on a CPU."""
 
-import sys
-from xml.etree import ElementTree
-
 import pytest
 
-from benchmarks.unsynced_clock import VARIANTS, main, one_variant, summed_up, table
+from benchmarks.unsynced_clock import VARIANTS, one_variant, summed_up, table
 
 
 def test_a_clock_that_reads_too_little_is_named():
@@ -19,17 +16,6 @@ def test_a_clock_that_reads_too_little_is_named():
     lines = {line.split()[0]: line.split()[1:] for line in table(summed_up(series), 1500)[1:]}
     assert lines["P"] == ["187.50", "8,000", "150.00", "150.00", "-20.0", "%"]
     assert lines["UI"][2:5] == ["[+1.00,", "+1.00]", "%"]
-
-
-def test_every_variant_is_timed_and_drawn(tmp_path, monkeypatch, capsys):
-    """Two series of one step on a CPU, where the clock is right: nothing waits in a queue."""
-    pytest.importorskip("matplotlib")
-    sizes = ["--steps", "1", "--series", "2", "--warm-up", "1", "size=nano", "batch=1", "seq=16"]
-    charts = tmp_path / "clock.svg"
-    monkeypatch.setattr(sys, "argv", ["x", "--device", "cpu", "--svg", str(charts), *sizes])
-    assert main() == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [*VARIANTS]
-    assert ElementTree.parse(charts).getroot().tag.endswith("svg")
 
 
 def test_a_variant_is_a_workload():

@@ -6,7 +6,6 @@ What a commit's step counts is what its tree says; real launches are in tests/sm
 import json
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from git_repositories import git
@@ -17,7 +16,6 @@ from stepguard.core.evidence import Counts, Fault
 from stepguard.core.reasons import Reason
 from stepguard.machine.other_python import Python
 
-ROOT = Path(__file__).resolve().parents[2]
 SYNCS = "sync_candidates_per_step"
 SLOW, BROKEN = {SYNCS: 11}, "broken"  # other commits have 10
 OTHER = {"operator_calls_per_step": 101}  # than 100
@@ -176,22 +174,14 @@ def test_who_is_named(bisected, lines, expected, most):
     assert [one.name for one in bisected.trees()] == ["lock"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "they cancel each other",
-            "nothing to find: if two changes cancel each other, name a BAD between",
-        ),
-        ("BAD does not run", "name a GOOD and a BAD that both run the case"),
-        ("none runs between", "skipped: {c2} (0 s): linear[run]: BROKEN: ImportError: planted"),
-        (
-            "another move on the way",
-            "without it: {c2} (0 s): moved otherwise: linear[run]: CHANGED",
-        ),
-        ("none runs between", "between these 3, none is proven:"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("they cancel each other",
+     "nothing to find: if two changes cancel each other, name a BAD between"),
+    ("BAD does not run", "name a GOOD and a BAD that both run the case"),
+    ("none runs between", "skipped: {c2} (0 s): linear[run]: BROKEN: ImportError: planted"),
+    ("another move on the way", "without it: {c2} (0 s): moved otherwise: linear[run]: CHANGED"),
+    ("none runs between", "between these 3, none is proven:"),
+])  # fmt: skip
 def test_what_is_said(bisected, name, words):
     """Why nothing was found; why a commit was skipped; that it moved otherwise than BAD."""
     history(bisected.root, next(row[1] for row in HISTORIES if row[0] == name))
@@ -200,7 +190,7 @@ def test_what_is_said(bisected, name, words):
     assert words.replace("{c2}", short) in done.out, done.out
 
 
-@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("at", (1, 4, 5))
 def test_the_same_command_goes_on(bisected, at):
     """After Ctrl-C in the proof, in a half or in the last pairs, and once more: only what was
     interrupted is measured again.
@@ -221,18 +211,15 @@ def test_the_same_command_goes_on(bisected, at):
     assert bisected.measured == [*once[:at], once[at - 1], *once[at - 1 :]]
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("gone", "bad"), "'gone' is no revision of "),
-        (("bad", "good"), "comes after good ("),
-        (("HEAD", "bad"), "are one commit: name an older GOOD"),
-        (("b1", "good"), "is no ancestor of good ("),
-        (("good",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
-        (("--pythons=/nowhere",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
-        (("--pythons=/nowhere,/there",), "no program is there; make an environment"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), [
+    (("gone", "bad"), "'gone' is no revision of "),
+    (("bad", "good"), "comes after good ("),
+    (("HEAD", "bad"), "are one commit: name an older GOOD"),
+    (("b1", "good"), "is no ancestor of good ("),
+    (("good",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
+    (("--pythons=/nowhere",), "name GOOD, BAD and CASE, or --pythons GOOD,BAD and CASE"),
+    (("--pythons=/nowhere,/there",), "no program is there; make an environment"),
+])  # fmt: skip
 def test_what_cannot_be_searched(bisected, words, error):
     """It is said before anything is measured, with what mends it."""
     history(bisected.root, slow_in(begun="old"))

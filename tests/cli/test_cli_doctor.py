@@ -112,13 +112,10 @@ def test_a_torch_that_is_too_old(machine, monkeypatch, version):
     assert line.startswith(f"ERROR  torch {version} is installed, torch>=2.8 is needed; install")
 
 
-@pytest.mark.parametrize(
-    "torch",
-    [
-        TORCH | {"version": "2.13.0+cpu", "cuda": None, "usable": False, "gpus": 0},
-        USABLE | {"gpus": 2},
-    ],
-)
+@pytest.mark.parametrize("torch", [
+    TORCH | {"version": "2.13.0+cpu", "cuda": None, "usable": False, "gpus": 0},
+    USABLE | {"gpus": 2},
+])  # fmt: skip
 def test_a_gpu_that_torch_cannot_use(machine, torch):
     """The driver shows a GPU that torch does not: ERROR, both counts, what to install, status 1."""
     done = machine([H200], torch)
@@ -220,13 +217,10 @@ def test_why_nothing_can_be_recorded(machine, monkeypatch, git, told):
     assert told in machine().out
 
 
-@pytest.mark.parametrize(
-    ("load", "compiler", "told"),
-    [
-        (0.1, "/usr/bin/g++", ["ok     load 0.1 on 8 cores", "ok     C++ compiler /usr/bin/g++"]),
-        (6.3, None, ["note   load 6.3 on 8 cores: a busy host", "note   no C++ compiler (g++): "]),
-    ],
-)
+@pytest.mark.parametrize(("load", "compiler", "told"), [
+    (0.1, "/usr/bin/g++", ["ok     load 0.1 on 8 cores", "ok     C++ compiler /usr/bin/g++"]),
+    (6.3, None, ["note   load 6.3 on 8 cores: a busy host", "note   no C++ compiler (g++): "]),
+])  # fmt: skip
 def test_the_host(machine, monkeypatch, load, compiler, told):
     """What else it does, and whether it can compile."""
     which = shutil.which

@@ -83,18 +83,9 @@ def test_github_gets_annotations(base, tmp_path, monkeypatch):
     assert gate(base, tmp_path, b"{}").out.startswith("::error title=no document::perf.json: ")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        as_json(SOUND).encode()[:-9],
-        b"[" * 10**5,
-        b"\xff",
-        b'{"schema": 1, "cases": []}',
-    ],
-    ids=["empty", "no schema", "truncated", "nested", "no text", "an older schema"],
-)
+@pytest.mark.parametrize("content", [
+    b"", b"{}", as_json(SOUND).encode()[:-9], b"[" * 10**5, b"\xff", b'{"schema": 1, "cases": []}',
+], ids=["empty", "no schema", "truncated", "nested", "no text", "an older schema"])  # fmt: skip
 def test_what_is_no_document_fails(base, tmp_path, content):
     """With what is wrong, and how a document is made; never a traceback."""
     told = gate(base, tmp_path, content)
@@ -109,15 +100,12 @@ def test_a_baseline_that_cannot_be_read_fails(base, tmp_path):
     assert told.status == 1 and "h200x1.json" in told.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((), "the following arguments are required"),
-        (("--commit", ""), "a commit's hash in full"),
-        (("--commit", "aaaa"), "a commit's hash in full"),
-        (("--commit", COMMIT, "--gpus", "-1"), "0 or more"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    ((), "the following arguments are required"),
+    (("--commit", ""), "a commit's hash in full"),
+    (("--commit", "aaaa"), "a commit's hash in full"),
+    (("--commit", COMMIT, "--gpus", "-1"), "0 or more"),
+])  # fmt: skip
 def test_a_call_that_means_nothing_is_refused(base, tmp_path, arguments, says):
     """A variable that is not set must not turn the gate off."""
     (tmp_path / "perf.json").write_text(as_json(SOUND))

@@ -226,19 +226,16 @@ def test_other_uncommitted_changes_are_the_users_to_commit(project, capsys):
     assert project.git("status", "--porcelain") == "" and len(project.measured) == 1
 
 
-@pytest.mark.parametrize(
-    ("files", "extended"),
-    [
-        ({"pyproject.toml": "[project]\nname = 'x'\n"}, "pyproject.toml"),
-        ({"setup.cfg": "[metadata]\nname = x"}, "setup.cfg"),
-        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n"}, None),
-        ({"setup.cfg": "[tool:pytest]\naddopts = -q\n"}, None),
-        ({"tox.ini": "[pytest]\naddopts = -q\n"}, None),
-        ({"pytest.ini": "", "pyproject.toml": "[project]\nname = 'x'\n"}, None),
-        ({"pyproject.toml": "[project]\nname='x'\n", "tox.ini": "[tox]\n"}, "pyproject.toml"),
-        ({"tox.ini": "[tox]\n"}, "pytest.ini"),
-    ],
-)
+@pytest.mark.parametrize(("files", "extended"), [
+    ({"pyproject.toml": "[project]\nname = 'x'\n"}, "pyproject.toml"),
+    ({"setup.cfg": "[metadata]\nname = x"}, "setup.cfg"),
+    ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n"}, None),
+    ({"setup.cfg": "[tool:pytest]\naddopts = -q\n"}, None),
+    ({"tox.ini": "[pytest]\naddopts = -q\n"}, None),
+    ({"pytest.ini": "", "pyproject.toml": "[project]\nname = 'x'\n"}, None),
+    ({"pyproject.toml": "[project]\nname='x'\n", "tox.ini": "[tox]\n"}, "pyproject.toml"),
+    ({"tox.ini": "[tox]\n"}, "pytest.ini"),
+])  # fmt: skip
 def test_the_settings_go_where_the_project_has_them(project, files, extended):
     """Into the file that pytest reads there, behind what it has; no second one overrides it."""
     for name, text in files.items():
@@ -359,17 +356,14 @@ def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     assert (init.ACTION in capsys.readouterr().out) == (action["uses"] == init.ACTION)
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("https://github.com/me/stepguard.git", "me/stepguard"),
-        ("git@github.com:me/step.guard", "me/step.guard"),
-        ("https://github.com/me/stepguard/", "me/stepguard"),
-        ("https://example.org/me/stepguard", ""),
-        ("/somewhere/stepguard", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("url", "place"), [
+    ("https://github.com/me/stepguard.git", "me/stepguard"),
+    ("git@github.com:me/step.guard", "me/step.guard"),
+    ("https://github.com/me/stepguard/", "me/stepguard"),
+    ("https://example.org/me/stepguard", ""),
+    ("/somewhere/stepguard", ""),
+    ("", ""),
+])  # fmt: skip
 def test_the_action_is_where_stepguard_came_from(url, place, monkeypatch):
     """The repository and commit of pip's installation, or of the clone, once it is pushed."""
     source = {"url": url, "vcs_info": {"commit_id": "b" * 40}}
@@ -433,15 +427,12 @@ def test_a_factory_without_a_colon_is_refused(project, capsys, typed):
 
 
 @pytest.mark.parametrize("command", ["init", "run"])
-@pytest.mark.parametrize(
-    ("factory", "told"),
-    [
-        ("nope:step", "there is no module nope, seen from"),
-        ("my_model.inner:step", "there is no module my_model.inner, seen from"),
-        ("my_model:trian_step", "my_model.py has no trian_step (did you mean train_step?)"),
-        ("my_modle:step", "(did you mean my_model?)"),
-    ],
-)
+@pytest.mark.parametrize(("factory", "told"), [
+    ("nope:step", "there is no module nope, seen from"),
+    ("my_model.inner:step", "there is no module my_model.inner, seen from"),
+    ("my_model:trian_step", "my_model.py has no trian_step (did you mean train_step?)"),
+    ("my_modle:step", "(did you mean my_model?)"),
+])  # fmt: skip
 def test_a_factory_that_is_not_there_is_found_before_anything_is_imported(
     project, capsys, command, factory, told
 ):
@@ -481,17 +472,14 @@ def declared(project, name):
     return [line.strip() for line in path.read_text().splitlines() if "Case(" in line][0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "case"),
-    [
-        ((), 'Case("cpu", "train.py", device="cpu", launches=1),'),
-        (
-            ("--batch_size=12", "--name", 'a "b"'),
-            'Case("cpu", "train.py", args=("--batch_size=12", "--name", "a \\"b\\"",), '
-            'device="cpu", launches=1),',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "case"), [
+    ((), 'Case("cpu", "train.py", device="cpu", launches=1),'),
+    (
+        ("--batch_size=12", "--name", 'a "b"'),
+        'Case("cpu", "train.py", args=("--batch_size=12", "--name", "a \\"b\\"",), '
+        'device="cpu", launches=1),',
+    ),
+])  # fmt: skip
 def test_a_script_is_guarded_as_it_is(project, capsys, arguments, case):
     """What follows -- is the script's, options of the same name included."""
     (project.path / "train.py").write_text(SCRIPT)
@@ -558,22 +546,19 @@ def test_a_function_that_runs_a_loop(project):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--", "trian.py"], "there is no trian.py in {root} (did you mean train.py?)"),
-        (["--", "python", "train.py"], "-- python: write the script and its arguments alone, -- "),
-        (["--", "-m"], "-- -m: write the script and its arguments alone, -- train.py"),
-        (["--", "-m", "pkg.train"], "there is no module pkg.train, seen from {root}"),
-        (["--", "-c", "print()"], "-- -c: write the script and its arguments alone, -- train.py"),
-        (["--", "train"], "Case.workload 'train': write 'package.module:function', or a script's "),
-        (["my_model:train_step", "--", "train.py"], "my_model:train_step: name it, or a script be"),
-        (["--every", "0", "--", "train.py"], "Loop.every 0: a number from 1 is needed"),
-        (["--gpus", "0", "--", "train.py"], "--gpus 0: at least 1 is needed"),
-        (["--gpus", "99999", "--", "train.py"], "--gpus 99999: of a CPU's ranks this machine can"),
-        (["width=3", "--", "train.py"], "width=3: name it, or a script behind --, not both"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--", "trian.py"], "there is no trian.py in {root} (did you mean train.py?)"),
+    (["--", "python", "train.py"], "-- python: write the script and its arguments alone, -- "),
+    (["--", "-m"], "-- -m: write the script and its arguments alone, -- train.py"),
+    (["--", "-m", "pkg.train"], "there is no module pkg.train, seen from {root}"),
+    (["--", "-c", "print()"], "-- -c: write the script and its arguments alone, -- train.py"),
+    (["--", "train"], "Case.workload 'train': write 'package.module:function', or a script's "),
+    (["my_model:train_step", "--", "train.py"], "my_model:train_step: name it, or a script be"),
+    (["--every", "0", "--", "train.py"], "Loop.every 0: a number from 1 is needed"),
+    (["--gpus", "0", "--", "train.py"], "--gpus 0: at least 1 is needed"),
+    (["--gpus", "99999", "--", "train.py"], "--gpus 99999: of a CPU's ranks this machine can"),
+    (["width=3", "--", "train.py"], "width=3: name it, or a script behind --, not both"),
+])  # fmt: skip
 def test_a_script_that_cannot_be_is_refused(project, capsys, arguments, says):
     """With what to write instead, before anything is written."""
     (project.path / "train.py").write_text(SCRIPT)

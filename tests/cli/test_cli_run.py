@@ -52,20 +52,17 @@ def test_what_the_workload_raises_is_shown_from_its_own_code_on(shell, monkeypat
     assert "stepguard/worker" in verdict["detail"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("nofactory",), "'nofactory' has no baseline; a factory is package.module:function"),
-        (("a.b:",), "write 'package.module:function'"),
-        (("a.b:c", "batch"), "'batch': write key=value"),
-        (("a.b:c", "n=1", "n=2"), "n is given twice"),
-        (("a.b:c", "--gpus", "0"), "--gpus 0: at least 1"),
-        (("a.b:c", "device=tpu"), "Case.device 'tpu': 'cuda' or 'cpu'"),
-        (("a.b:c", "--device", "cuda", "--launches", "1"), "at least 2 on a GPU"),
-        (("a.b:c", "lr=NaN"), "lr"),
-        (("a.b:c", "lr=1e999"), "lr"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("nofactory",), "'nofactory' has no baseline; a factory is package.module:function"),
+    (("a.b:",), "write 'package.module:function'"),
+    (("a.b:c", "batch"), "'batch': write key=value"),
+    (("a.b:c", "n=1", "n=2"), "n is given twice"),
+    (("a.b:c", "--gpus", "0"), "--gpus 0: at least 1"),
+    (("a.b:c", "device=tpu"), "Case.device 'tpu': 'cuda' or 'cpu'"),
+    (("a.b:c", "--device", "cuda", "--launches", "1"), "at least 2 on a GPU"),
+    (("a.b:c", "lr=NaN"), "lr"),
+    (("a.b:c", "lr=1e999"), "lr"),
+])  # fmt: skip
 def test_malformed_arguments(shell, arguments, words):
     """Refused before anything is launched, in one line, as an error of the command line."""
     shell.will_measure(shell.made())
@@ -77,15 +74,12 @@ def test_malformed_arguments(shell, arguments, words):
     assert not (shell.path / ".stepguard").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("factories:linear", "n=16", "k=2", "--device", "cpu", "--gpus", "2"),
-        ("factories:linear", "--device", "cpu", "n=16", "--gpus=2", "k=2"),
-        ("--device=cpu", "factories:linear", "n=16", "--gpus", "2", "k=2"),
-        ("--gpus", "2", "--device", "cpu", "factories:linear", "n=16", "k=2"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ("factories:linear", "n=16", "k=2", "--device", "cpu", "--gpus", "2"),
+    ("factories:linear", "--device", "cpu", "n=16", "--gpus=2", "k=2"),
+    ("--device=cpu", "factories:linear", "n=16", "--gpus", "2", "k=2"),
+    ("--gpus", "2", "--device", "cpu", "factories:linear", "n=16", "k=2"),
+])  # fmt: skip
 def test_options_and_parameters_in_any_order(shell, arguments):
     """Where an option stands among the parameters changes nothing."""
     shell.will_measure(shell.made())
@@ -140,27 +134,11 @@ def test_a_run_that_is_ended_says_what_it_knows(shell, tmp_path):
     assert document["verdict"]["figures"]["message"] == end.message
 
 
-@pytest.mark.parametrize(
-    ("pair", "value"),
-    [
-        ("x=1", 1),
-        ("x=-1", -1),
-        ("x=1.5", 1.5),
-        ("x=6e-4", 6e-4),
-        ("x=true", True),
-        ("x=True", True),
-        ("x=False", False),
-        ("x=null", None),
-        ("x=124m", "124m"),
-        ('x="1"', "1"),
-        ("x=", ""),
-        ("x=a=b", "a=b"),
-        ("x=[1]", "[1]"),
-        ("x={}", "{}"),
-        ("x=01", "01"),
-        ("x= 1", 1),
-    ],
-)
+@pytest.mark.parametrize(("pair", "value"), [
+    ("x=1", 1), ("x=-1", -1), ("x=1.5", 1.5), ("x=6e-4", 6e-4), ("x=true", True), ("x=True", True),
+    ("x=False", False), ("x=null", None), ("x=124m", "124m"), ('x="1"', "1"), ("x=", ""),
+    ("x=a=b", "a=b"), ("x=[1]", "[1]"), ("x={}", "{}"), ("x=01", "01"), ("x= 1", 1),
+])  # fmt: skip
 def test_parse_params(pair, value):
     """Values are JSON scalars of their own type; anything else is the string as written."""
     found = parse_params([pair])["x"]

@@ -121,33 +121,22 @@ def test_what_was_waived_at_once_is_removed_at_once(changed):
     assert again.status == 1 and "no waiver of linear[a]; it has: linear[b]" in again.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("linear[b]", *SIZE, *WHY), "no run that is kept here has this case"),
-        (("linear[a]", "breaks", "--value", "2", *WHY), "'breaks' is no metric"),
-        (("linear[a]", "graph_breaks", "--limit-pct", "2", *WHY), "needs a value"),
-        (("linear[a]", "graph_breaks", "--value", "-2", *WHY), "a count is not negative"),
-        (("linear[a]", *SIZE, *WHY[:2], "--days", "91"), "1 to 90"),
-        (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
-        (("linear[a]", *SIZE, "--days", "9"), "--reason"),
-        (("linear[a]", *SIZE, "--reason", "...", *WHY[2:]), "reason is"),
-        (
-            ("linear[a]", "graph_breaks", *WHY),
-            "a METRIC and one of --limit-pct --value go together",
-        ),
-        (
-            ("linear[a]", "--value", "2", *WHY),
-            "a METRIC and one of --limit-pct --value go together",
-        ),
-        (("linear[a]", *WHY[:2]), "--days is missing"),
-        (
-            ("linear[a]", "step_ms", "--limit-pct", "60", *WHY),
-            "60 % of step_ms: more than 0 and at most 50 % can be waived; accept a larger",
-        ),
-        (("linear[a]", "step_ms", "--limit-pct", "nan", *WHY), "more than 0 and at most 50 %"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("linear[b]", *SIZE, *WHY), "no run that is kept here has this case"),
+    (("linear[a]", "breaks", "--value", "2", *WHY), "'breaks' is no metric"),
+    (("linear[a]", "graph_breaks", "--limit-pct", "2", *WHY), "needs a value"),
+    (("linear[a]", "graph_breaks", "--value", "-2", *WHY), "a count is not negative"),
+    (("linear[a]", *SIZE, *WHY[:2], "--days", "91"), "1 to 90"),
+    (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
+    (("linear[a]", *SIZE, "--days", "9"), "--reason"),
+    (("linear[a]", *SIZE, "--reason", "...", *WHY[2:]), "reason is"),
+    (("linear[a]", "graph_breaks", *WHY), "a METRIC and one of --limit-pct --value go together"),
+    (("linear[a]", "--value", "2", *WHY), "a METRIC and one of --limit-pct --value go together"),
+    (("linear[a]", *WHY[:2]), "--days is missing"),
+    (("linear[a]", "step_ms", "--limit-pct", "60", *WHY),
+     "60 % of step_ms: more than 0 and at most 50 % can be waived; accept a larger"),
+    (("linear[a]", "step_ms", "--limit-pct", "nan", *WHY), "more than 0 and at most 50 %"),
+])  # fmt: skip
 def test_a_waiver_that_is_wrong_is_bad_usage(changed, arguments, words):
     """Status 2, and nothing is written."""
     done = changed("waive", *arguments)

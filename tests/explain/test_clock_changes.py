@@ -14,17 +14,14 @@ from stepguard.explain.scatter import Pace
 
 STEPS = 6
 # class, phase, us a step, how far it follows the clock, its own scatter: as on an H200
-KERNELS = [
-    *(("GEMM", "forward", us, 1.0, 0.003) for us in (21000, 14000, 11000, 6000)),
-    ("attention", "forward", 8300, 1.0, 0.003),
-    ("Triton", "forward", 6700, 0.9, 0.003),
-    *(("Triton", "forward", us, 0.0, 0.001) for us in (2600, 1900, 1700, 1400)),
-    *(("GEMM", "backward", us, 1.0, 0.003) for us in (34000, 22000, 12000, 11000, 8700)),
-    ("attention", "backward", 23000, 1.0, 0.004),
-    *(("Triton", "backward", us, 0.3, 0.003) for us in (9200, 8300)),
-    *(("Triton", "backward", us, 0.0, 0.001) for us in (3300, 3200, 2400)),
-    ("optimizer", "optimizer", 950, 0.5, 0.005),
-]
+KERNELS = [*(("GEMM", "forward", us, 1.0, 0.003) for us in (21000, 14000, 11000, 6000)),
+           ("attention", "forward", 8300, 1.0, 0.003), ("Triton", "forward", 6700, 0.9, 0.003),
+           *(("Triton", "forward", us, 0.0, 0.001) for us in (2600, 1900, 1700, 1400)),
+           *(("GEMM", "backward", us, 1.0, 0.003) for us in (34000, 22000, 12000, 11000, 8700)),
+           ("attention", "backward", 23000, 1.0, 0.004),
+           *(("Triton", "backward", us, 0.3, 0.003) for us in (9200, 8300)),
+           *(("Triton", "backward", us, 0.0, 0.001) for us in (3300, 3200, 2400)),
+           ("optimizer", "optimizer", 950, 0.5, 0.005)]  # fmt: skip
 GELU, FLASH, COPY = 5, 15, 18
 
 

@@ -26,15 +26,10 @@ from stepguard.trace.kernel_classes import usual_classes
 ANONYMOUS = "void at::native::(anonymous namespace)::"
 STEPS = 3
 # class, phase, kernels, launches of each a step, us of each launch
-WORKLOAD = (
-    ("GEMM", "forward", 6, 24, 150.0),
-    ("GEMM", "backward", 8, 24, 180.0),
-    ("Triton", "forward", 6, 12, 60.0),
-    ("Triton", "backward", 6, 12, 70.0),
-    ("attention", "forward", 1, 12, 450.0),
-    ("attention", "backward", 2, 12, 500.0),
-    ("optimizer", "optimizer", 6, 4, 40.0),
-)
+WORKLOAD = (("GEMM", "forward", 6, 24, 150.0), ("GEMM", "backward", 8, 24, 180.0),
+            ("Triton", "forward", 6, 12, 60.0), ("Triton", "backward", 6, 12, 70.0),
+            ("attention", "forward", 1, 12, 450.0), ("attention", "backward", 2, 12, 500.0),
+            ("optimizer", "optimizer", 6, 4, 40.0))  # fmt: skip
 
 
 def row(name, kind, phase, calls, us, **more):
@@ -234,16 +229,11 @@ def test_scatter_is_no_cause(seed):
 
 
 SERIES = st.tuples(*[st.floats(0, 1e4)] * 2)
-ROW = st.builds(
-    KernelRow,
-    name=st.sampled_from("abc"),
-    canonical=st.just("x"),
-    kind=st.sampled_from(["GEMM", "Triton", "communication"]),
-    phase=st.sampled_from(["", "forward"]),
-    calls=st.tuples(*[st.integers(0, 9).map(float)] * 2),
-    us=SERIES,
-    operator=st.sampled_from(["", "aten::mm"]),
-)
+ROW = st.builds(KernelRow, name=st.sampled_from("abc"), canonical=st.just("x"),
+                kind=st.sampled_from(["GEMM", "Triton", "communication"]),
+                phase=st.sampled_from(["", "forward"]),
+                calls=st.tuples(*[st.integers(0, 9).map(float)] * 2), us=SERIES,
+                operator=st.sampled_from(["", "aten::mm"]))  # fmt: skip
 GAP = st.builds(
     IdleRow, st.sampled_from(["sync", "host late"]), st.sampled_from("xy"), st.just(""),
     SERIES, SERIES,
@@ -425,16 +415,13 @@ def test_one_class_alone_is_not_the_clock():
     assert explain(before, after).causes[0].what == "all GEMM kernels"
 
 
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"gpu": "NVIDIA H100"}, Unlike.GPU),
-        ({"ranks": 4}, Unlike.RANKS),
-        ({"lost_share": 0.06}, Unlike.LOST),
-        ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Unlike.NO_STEPS),
-        ({"kernels": (row("x", "other", "", 1, 1e5),)}, Unlike.FOREIGN),
-    ],
-)
+@pytest.mark.parametrize("change, reason", [
+    ({"gpu": "NVIDIA H100"}, Unlike.GPU),
+    ({"ranks": 4}, Unlike.RANKS),
+    ({"lost_share": 0.06}, Unlike.LOST),
+    ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Unlike.NO_STEPS),
+    ({"kernels": (row("x", "other", "", 1, 1e5),)}, Unlike.FOREIGN),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_refused(change, reason):
     """First of all, with its reason; no cause is named."""
     found = explain(profile(), replace(profile(seed=2), **change))

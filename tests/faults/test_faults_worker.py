@@ -20,10 +20,7 @@ PLACES = {"build": 0, "block": 60}  # the step that fails
 # A rank's position is noted in the same way however it fails: one fault is tried everywhere.
 PLACES_OF = {"raise": ("build", "block"), "kill": ("block",)}
 PLACES_OF |= {"hang": ("build", "block"), "oom": ("block",)}
-WHERE = {
-    "build": r"prepare",
-    "block": r"block, step \d+, phase backward",
-}
+WHERE = {"build": r"prepare", "block": r"block, step \d+, phase backward"}  # fmt: skip
 MESSAGE = {
     "raise": r"rank 0 in {}: ValueError: planted",
     "kill": r"rank 0 was killed by SIGKILL in {}",
@@ -110,12 +107,9 @@ def test_the_fault_is_named(run_of, name):
         print(f"{name}: reported after {run.aftermath()[name]['at'] - failed:.2f} s")
 
 
-PLACED = {
-    "raise-build": ("factories.py", 'raise ValueError("planted\\nsecond line")'),
-    "host-memory": ("factories.py", "torch.empty(1 << 55, dtype=torch.uint8)"),
-    "syntax": ("broken.py", "def factory(*, device:"),
-    "kill-block": None,
-}
+PLACED = {"raise-build": ("factories.py", 'raise ValueError("planted\\nsecond line")'),
+          "host-memory": ("factories.py", "torch.empty(1 << 55, dtype=torch.uint8)"),
+          "syntax": ("broken.py", "def factory(*, device:"), "kill-block": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACED)

@@ -94,15 +94,12 @@ def test_what_is_no_hash_is_no_commit(clone, text):
     assert found.how.startswith("the recording names no commit") == (text == "")
 
 
-@pytest.mark.parametrize(
-    ("there", "named"),
-    [
-        (["origin/HEAD", "origin/main", "main", "master"], "origin/HEAD"),
-        (["origin/main", "main", "master"], "origin/main"),
-        (["main", "master"], "main"),
-        (["master"], "master"),
-    ],
-)
+@pytest.mark.parametrize(("there", "named"), [
+    (["origin/HEAD", "origin/main", "main", "master"], "origin/HEAD"),
+    (["origin/main", "main", "master"], "origin/main"),
+    (["main", "master"], "main"),
+    (["master"], "master"),
+])  # fmt: skip
 def test_the_order_in_which_main_is_looked_for(clone, there, named):
     """The remote's idea of main before a local branch, which may be old."""
     base = git(clone, "rev-parse", "origin/main")

@@ -79,17 +79,14 @@ PAGE = "<!DOCTYPE html>\n<!-- stepguard report -->\n<html>"
 RUN = '{\n "schema": 3,\n "date": "2026-11-25T10:00:00+00:00"'
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "is_change"),
-    [
-        ("out.html", PAGE, False),
-        ("out.md", "<!-- stepguard report -->\n**same**", False),
-        ("out.json", RUN, False),
-        ("out.html", "<!DOCTYPE html>\n<html>", True),
-        ("out.json", '{"schema": 3, "lr": 0.1}', True),
-        ("out.py", RUN, True),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "is_change"), [
+    ("out.html", PAGE, False),
+    ("out.md", "<!-- stepguard report -->\n**same**", False),
+    ("out.json", RUN, False),
+    ("out.html", "<!DOCTYPE html>\n<html>", True),
+    ("out.json", '{"schema": 3, "lr": 0.1}', True),
+    ("out.py", RUN, True),
+])  # fmt: skip
 def test_a_document_of_a_run_is_no_change_unless_git_has_it(root, name, text, is_change):
     """It is known by how it begins: any other file may steer the step."""
     (root / name).write_text(text)
@@ -127,11 +124,6 @@ def test_a_repository_that_begins_inside_of_another(root):
     assert written == inner and written.state != inner.state
 
 
-def test_no_repository(tmp_path):
-    """Outside a repository there is no commit, so nothing can be recorded."""
-    assert current(tmp_path, tmp_path / "baselines") == Revision("", ())
-
-
 def test_a_repository_of_somebody_else(root, monkeypatch):
     """What a container finds in a mounted clone is refused in git's own words, which have the
     command; git init would not mend it.
@@ -141,19 +133,6 @@ def test_a_repository_of_somebody_else(root, monkeypatch):
     said = no_commit(root)
     assert said.startswith(f"git refuses the repository of {root}: fatal: detected dubious")
     assert "git config --global --add safe.directory" in said and "git init" not in said
-
-
-def test_a_repository_without_a_commit(tmp_path):
-    """Before the first commit there is no revision to record."""
-    git(tmp_path, "init", "-q")
-    (tmp_path / "x").write_text("")
-    assert current(tmp_path, tmp_path / "baselines").commit == ""
-
-
-def test_no_git(root, monkeypatch):
-    """Without git there is no revision, and no exception."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert current(root, root / "baselines") == Revision("", ())
 
 
 def test_a_status_that_fails_is_not_clean(root):
@@ -179,21 +158,17 @@ def hooked(other, name):
     }[name]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("GIT_DIR",),
-        ("GIT_WORK_TREE",),
-        ("GIT_DIR", "GIT_WORK_TREE"),
-        ("GIT_INDEX_FILE",),
-        ("GIT_OBJECT_DIRECTORY",),
-        ("GIT_COMMON_DIR",),
-        ("GIT_DIR", "GIT_COMMON_DIR"),
-        ("GIT_NAMESPACE",),
-        ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("names", [
+    ("GIT_DIR",),
+    ("GIT_WORK_TREE",),
+    ("GIT_DIR", "GIT_WORK_TREE"),
+    ("GIT_INDEX_FILE",),
+    ("GIT_OBJECT_DIRECTORY",),
+    ("GIT_COMMON_DIR",),
+    ("GIT_DIR", "GIT_COMMON_DIR"),
+    ("GIT_NAMESPACE",),
+    ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
+], ids=" ".join)  # fmt: skip
 def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypatch, names):
     """Inside a hook of another repository, the tree that is measured is asked all the same."""
     other = tmp_path / "other"

@@ -363,14 +363,11 @@ def test_several_at_once(root):
     assert left(root) == []
 
 
-@pytest.mark.parametrize(
-    "why",
-    [
-        "failed to read .git/worktrees/a/commondir: Success",
-        "Invalid path '/r/.git/worktrees/a': No such file or directory",
-        "could not create directory of '.git/worktrees/a': No such file or directory",
-    ],
-)
+@pytest.mark.parametrize("why", [
+    "failed to read .git/worktrees/a/commondir: Success",
+    "Invalid path '/r/.git/worktrees/a': No such file or directory",
+    "could not create directory of '.git/worktrees/a': No such file or directory",
+])  # fmt: skip
 @pytest.mark.parametrize(("collisions", "made"), [(1, True), (3, True), (4, False)])
 def test_what_another_process_does_to_the_entries_is_waited_for(
     root, monkeypatch, collisions, made, why
@@ -434,18 +431,6 @@ def test_a_shallow_clone(root, tmp_path):
     message = fails(tmp_path / "shallow", "HEAD~1")
     assert "shallow clone" in message and "git fetch --unshallow (in CI: fetch-depth: 0)" in message
     assert "did you mean" not in message  # HEAD is right, and its parent is what is not there
-
-
-def test_no_git(root, monkeypatch):
-    """Without git the sentence says so."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert fails(root, "one").endswith("install git")
-
-
-def test_no_repository(tmp_path, monkeypatch):
-    """Outside a repository the folder is named."""
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert fails(tmp_path, "one").startswith(f"{tmp_path} lies in no git repository: run it in")
 
 
 def test_a_repository_without_a_commit(tmp_path):

@@ -102,17 +102,14 @@ def _event_sync() -> None:
     event.synchronize()
 
 
-@pytest.mark.parametrize(
-    ("body", "what", "text"),
-    [
-        (lambda: torch.ones(4, device="cuda").sum().item(), ".item()", ".sum().item()"),
-        (lambda: torch.ones(4, device="cuda").cpu(), "copy to the host", ".cpu()"),
-        (lambda: torch.cuda.synchronize(), "torch.cuda.synchronize()", "synchronize()"),
-        (_event_sync, "Event.synchronize()", "event.synchronize()"),
-        (lambda: torch.ones(4, device="cuda").nonzero(), "nonzero", ".nonzero()"),
-        (lambda: bool(torch.ones((), device="cuda")), "truth of a tensor", "bool("),
-    ],
-)
+@pytest.mark.parametrize(("body", "what", "text"), [
+    (lambda: torch.ones(4, device="cuda").sum().item(), ".item()", ".sum().item()"),
+    (lambda: torch.ones(4, device="cuda").cpu(), "copy to the host", ".cpu()"),
+    (lambda: torch.cuda.synchronize(), "torch.cuda.synchronize()", "synchronize()"),
+    (_event_sync, "Event.synchronize()", "event.synchronize()"),
+    (lambda: torch.ones(4, device="cuda").nonzero(), "nonzero", ".nonzero()"),
+    (lambda: bool(torch.ones((), device="cuda")), "truth of a tensor", "bool("),
+])  # fmt: skip
 def test_syncs(body: Callable[[], object], what: str, text: str):
     """k syncs are k host syncs at one site, with its line's text, its phase and what it is."""
     told = Program(body, 3).counted()

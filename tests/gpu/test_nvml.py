@@ -141,26 +141,23 @@ def test_all_gpus_are_described(nvml):
     assert uuids() == UUIDS
 
 
-@pytest.mark.parametrize(
-    ("variable", "seen"),
-    [
-        ("0", UUIDS[:1]),
-        ("2,0", (UUIDS[2], UUIDS[0])),
-        (" 1 , 2 ", UUIDS[1:]),
-        ("GPU-bbbb-2", UUIDS[1:2]),
-        ("GPU-bbbb", UUIDS[1:2]),
-        ("GPU-cccc-3,0", (UUIDS[2], UUIDS[0])),
-        ("", ()),
-        ("-1", ()),
-        ("NoDevFiles", ()),
-        ("3", ()),
-        ("0,3,1", UUIDS[:1]),
-        ("0,-1,1", UUIDS[:1]),
-        ("1,GPU-dddd,0", UUIDS[1:2]),
-        ("0,,1", UUIDS[:1]),
-        ("\u00b2", ()),
-    ],
-)
+@pytest.mark.parametrize(("variable", "seen"), [
+    ("0", UUIDS[:1]),
+    ("2,0", (UUIDS[2], UUIDS[0])),
+    (" 1 , 2 ", UUIDS[1:]),
+    ("GPU-bbbb-2", UUIDS[1:2]),
+    ("GPU-bbbb", UUIDS[1:2]),
+    ("GPU-cccc-3,0", (UUIDS[2], UUIDS[0])),
+    ("", ()),
+    ("-1", ()),
+    ("NoDevFiles", ()),
+    ("3", ()),
+    ("0,3,1", UUIDS[:1]),
+    ("0,-1,1", UUIDS[:1]),
+    ("1,GPU-dddd,0", UUIDS[1:2]),
+    ("0,,1", UUIDS[:1]),
+    ("\u00b2", ()),
+])  # fmt: skip
 def test_cuda_visible_devices_is_applied_as_cuda_does(nvml, monkeypatch, variable, seen):
     """By index or UUID, in the order given, up to the first entry that names no GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -191,17 +188,10 @@ def test_no_library_is_no_gpu_unless_there_is_one(nvml, monkeypatch, devices):
         assert uuids() == ()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "nvmlInit",
-        "nvmlSystemGetDriverVersion",
-        "nvmlDeviceGetCount",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetUUID",
-    ],
-)
+@pytest.mark.parametrize("call", [
+    "nvmlInit", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetName", "nvmlDeviceGetUUID",
+])  # fmt: skip
 def test_a_driver_that_does_not_answer_is_an_error(nvml, call):
     """A GPU that is lost, at whatever call, is MachineError with a remedy, never no GPU."""
     nvml.failing[call] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -345,14 +335,11 @@ def test_samples_of_before_are_not_the_blocks(monitor, clock):
     assert "no telemetry" in disturbance(monitor.annotate(block(), ranks(began, clock, monitor)))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetComputeRunningProcesses",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-    ],
-)
+@pytest.mark.parametrize("call", [
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+])  # fmt: skip
 def test_a_gpu_lost_during_a_block_taints(monitor, nvml, clock, call):
     """When NVML stops answering the block is tainted, and polling goes on without raising."""
     nvml.failing[call] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)

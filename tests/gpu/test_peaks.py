@@ -5,21 +5,18 @@ import pytest
 from stepguard.measure.combine_ranks import nominal_peak_flops, physical_peak_flops
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "tflops"),
-    [
-        ("NVIDIA H200", "bf16", 989),
-        ("NVIDIA H200", "fp16", 989),
-        ("NVIDIA H200", "tf32", 494),
-        ("NVIDIA H200", "fp32", 67),
-        ("NVIDIA H200 NVL", "bf16", 836),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H100 NVL", "bf16", 835),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
-        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
-    ],
-)
+@pytest.mark.parametrize(("name", "precision", "tflops"), [
+    ("NVIDIA H200", "bf16", 989),
+    ("NVIDIA H200", "fp16", 989),
+    ("NVIDIA H200", "tf32", 494),
+    ("NVIDIA H200", "fp32", 67),
+    ("NVIDIA H200 NVL", "bf16", 836),
+    ("NVIDIA H100 80GB HBM3", "bf16", 989),
+    ("NVIDIA H100 PCIe", "bf16", 756),
+    ("NVIDIA H100 NVL", "bf16", 835),
+    ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+    ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+])  # fmt: skip
 def test_nominal_peaks_are_the_data_sheets(name, precision, tflops):
     """The dense figure of the card's own row, not of a shorter name's."""
     assert nominal_peak_flops(name, precision) == tflops * 1e12

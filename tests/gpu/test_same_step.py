@@ -165,28 +165,22 @@ def test_strides_alone_show():
     assert "operators" in list(usual.differs_from(other))
 
 
-@pytest.mark.parametrize(
-    ("attack", "problem"),
-    [
-        (every_third, "differ from step to step"),
-        (data_dependent, "differ from step to step"),
-        (in_a_graph, "it launches a graph"),
-    ],
-)
+@pytest.mark.parametrize(("attack", "problem"), [
+    (every_third, "differ from step to step"),
+    (data_dependent, "differ from step to step"),
+    (in_a_graph, "it launches a graph"),
+])  # fmt: skip
 def test_what_varies_or_is_hidden_is_not_known(attack, problem):
     """So that there are pairs as ever."""
     found = tally(Step(attack)).identity
     assert problem in found.problem and not found.parts
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "backends.cuda.matmul.allow_tf32",
-        "backends.cudnn.deterministic",
-        "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-    ],
-)
+@pytest.mark.parametrize("setting", [
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cudnn.deterministic",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+])  # fmt: skip
 def test_settings_show(setting):
     """Also those that change no kernel of this step."""
     holder, name = torch, setting

@@ -42,21 +42,14 @@ def test_every_node_is_cut_by_its_own_clock():
     assert found.energy_j == pytest.approx(4 * 700.0)
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "reason"),
-    [
-        ([], "no telemetry of rank 2, 3", "MACHINE_UNREADABLE"),
-        (
-            polls(0, ((21,), (22,))),
-            "no telemetry of rank 2, 3",
-            "MACHINE_UNREADABLE",
-        ),  # another time
-        ([poll[:1] for poll in polls(10**15, ((21,), (22,)))], "of rank 3", "MACHINE_UNREADABLE"),
-        (polls(10**15, ((21,), (22, 99))), "process 99 on the GPU of node 1", "FOREIGN_PROCESS"),
-        (polls(10**15, ((21,), (12, 22))), "process 12 on the GPU of node 1", "FOREIGN_PROCESS"),
-        (polls(10**15, ((21,), (22,)), slowdown="power brake"), "power brake", "THROTTLED"),
-    ],
-)
+@pytest.mark.parametrize(("there", "words", "reason"), [
+    ([], "no telemetry of rank 2, 3", "MACHINE_UNREADABLE"),
+    (polls(0, ((21,), (22,))), "no telemetry of rank 2, 3", "MACHINE_UNREADABLE"),  # another time
+    ([poll[:1] for poll in polls(10**15, ((21,), (22,)))], "of rank 3", "MACHINE_UNREADABLE"),
+    (polls(10**15, ((21,), (22, 99))), "process 99 on the GPU of node 1", "FOREIGN_PROCESS"),
+    (polls(10**15, ((21,), (12, 22))), "process 12 on the GPU of node 1", "FOREIGN_PROCESS"),
+    (polls(10**15, ((21,), (22,)), slowdown="power brake"), "power brake", "THROTTLED"),
+])  # fmt: skip
 def test_what_disturbs_another_node_disturbs_the_block(there, words, reason):
     """Nothing read there, a stranger there, a slowdown there: the block does not count."""
     found = annotated(there)

@@ -18,15 +18,12 @@ def measured(**changes):
     return conditions_of(evidence(fingerprint=replace(FINGERPRINT, **changes)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "tag"),
-    [
-        ({"device_uuid": "GPU-5678"}, Tag.CARD),
-        ({"driver": "580.200"}, Tag.MACHINE),
-        ({"cuda": "13.1"}, Tag.SOFTWARE),
-        ({"environment": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}}, Tag.ENVIRONMENT),
-    ],
-)
+@pytest.mark.parametrize(("changes", "tag"), [
+    ({"device_uuid": "GPU-5678"}, Tag.CARD),
+    ({"driver": "580.200"}, Tag.MACHINE),
+    ({"cuda": "13.1"}, Tag.SOFTWARE),
+    ({"environment": {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}}, Tag.ENVIRONMENT),
+])  # fmt: skip
 def test_a_difference_counts_for_whoever_names_its_tag(changes, tag):
     """Others may compare the two all the same."""
     both = measured(), measured(**changes)

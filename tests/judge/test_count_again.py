@@ -35,19 +35,16 @@ def of(*steps, **changes):
     return replace(found, counts=replace(found.counts, values=values, lists=counted.lists))
 
 
-@pytest.mark.parametrize(
-    ("now", "past", "asked"),
-    [
-        ((4,), (4,), False),
-        ((5,), (4,), False),  # exact in each step
-        ((4, 5), (4, 5), False),  # equal lists are equal
-        ((4, 5), (5, 4), True),
-        ((4, 5), (4,), True),
-        ((4,), (4, 5), True),
-        ((4, 5), None, True),  # a level must not be what chance made
-        ((4,), None, False),
-    ],
-)
+@pytest.mark.parametrize(("now", "past", "asked"), [
+    ((4,), (4,), False),
+    ((5,), (4,), False),  # exact in each step
+    ((4, 5), (4, 5), False),  # equal lists are equal
+    ((4, 5), (5, 4), True),
+    ((4, 5), (4,), True),
+    ((4,), (4, 5), True),
+    ((4, 5), None, True),  # a level must not be what chance made
+    ((4,), None, False),
+])  # fmt: skip
 def test_steps_that_differ_are_counted_again_unless_they_are_the_recordings(now, past, asked):
     """Beside the newest recording, or the other tree of a pair."""
     then = None if past is None else summarise(of(*past))
@@ -70,21 +67,18 @@ def test_the_other_tree_counts_again_if_its_own_steps_differ(base, head, asked):
     assert bool(doubtful_of_other(of(*base), of(*head))) is asked
 
 
-@pytest.mark.parametrize(
-    ("first", "again", "value", "steps"),
-    [
-        ((4, 5), (4, 5), 9, (4, 5)),  # it repeats itself: the sums are judged
-        ((4, 5), (4, 4), 4, None),  # three quarters have 4
-        ((4, 4), (4, 5), 4, None),
-        ((4, 4), (4, 4), 4, None),
-        ((4, 5, 4, 4), (4, 4, 4, 5), 4, None),  # at other steps
-        ((4,), (4, 4, 5, 4), 4, None),
-        ((4, 5), (5, 4), None, None),
-        ((4, 5), (6, 7), None, None),
-        ((4, 4), (5, 5), None, None),
-        ((4,), (4, 5, 5, 5), None, None),
-    ],
-)
+@pytest.mark.parametrize(("first", "again", "value", "steps"), [
+    ((4, 5), (4, 5), 9, (4, 5)),  # it repeats itself: the sums are judged
+    ((4, 5), (4, 4), 4, None),  # three quarters have 4
+    ((4, 4), (4, 5), 4, None),
+    ((4, 4), (4, 4), 4, None),
+    ((4, 5, 4, 4), (4, 4, 4, 5), 4, None),  # at other steps
+    ((4,), (4, 4, 5, 4), 4, None),
+    ((4, 5), (5, 4), None, None),
+    ((4, 5), (6, 7), None, None),
+    ((4, 4), (5, 5), None, None),
+    ((4,), (4, 5, 5, 5), None, None),
+])  # fmt: skip
 def test_two_launches_say_one_count_or_none(first, again, value, steps):
     """Without one the reason has both, and the places are kept."""
     launches = (counts(*each, sites=(LINE,)) for each in (first, again))
@@ -130,16 +124,13 @@ def test_the_count_that_stays_is_of_one_launch():
     assert (found.detail, found.sites, found.by_rank) == (steady.detail, steady.sites, {})
 
 
-@pytest.mark.parametrize(
-    ("first", "again", "value"),
-    [
-        ({LINE: 4}, {LINE: 4}, 4),
-        ({LINE: 6}, {LINE: 4}, 4),
-        ({LINE: 4, OTHER: 3}, {LINE: 4}, 4),
-        ({LINE: 4}, {}, 0),
-        ({LINE: 4}, {OTHER: 4}, 0),  # a bar that is drawn by the clock
-    ],
-)
+@pytest.mark.parametrize(("first", "again", "value"), [
+    ({LINE: 4}, {LINE: 4}, 4),
+    ({LINE: 6}, {LINE: 4}, 4),
+    ({LINE: 4, OTHER: 3}, {LINE: 4}, 4),
+    ({LINE: 4}, {}, 0),
+    ({LINE: 4}, {OTHER: 4}, 0),  # a bar that is drawn by the clock
+])  # fmt: skip
 def test_lines_grow_that_do_so_in_both_launches(first, again, value):
     """By the smaller of both rises."""
     both = [

@@ -79,15 +79,12 @@ def test_no_pair_raises():
         paired([])
 
 
-@pytest.mark.parametrize(
-    ("pairs", "text"),
-    [
-        ((), "no pairs of blocks of sync_overhead were measured"),
-        (((1.0, 1.0), (0.0, 1.0)), "no valid times of sync_overhead were measured: 0.0 ms"),
-        (((1.0, math.nan),), "no valid times of sync_overhead were measured: nan ms"),
-        (((-1.0, 1.0),), "no valid times of sync_overhead were measured: -1.0 ms"),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "text"), [
+    ((), "no pairs of blocks of sync_overhead were measured"),
+    (((1.0, 1.0), (0.0, 1.0)), "no valid times of sync_overhead were measured: 0.0 ms"),
+    (((1.0, math.nan),), "no valid times of sync_overhead were measured: nan ms"),
+    (((-1.0, 1.0),), "no valid times of sync_overhead were measured: -1.0 ms"),
+])  # fmt: skip
 def test_a_difference_without_times_is_broken(pairs, text):
     """Evidence with such pairs is judged, not tripped over, with and without a baseline."""
     found = evidence(differences=(Difference("sync_overhead", pairs),))
@@ -113,20 +110,17 @@ def recorded(mean_pct, half_width=0.1):
     return [recording(differences_pct={OVERHEAD: known})]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "status", "reason"),
-    [
-        (1.0, 1.0, Status.SAME, Reason.WITHIN_LIMIT),
-        (1.0, 1.49, Status.SAME, Reason.WITHIN_LIMIT),
-        (1.0, 0.51, Status.SAME, Reason.WITHIN_LIMIT),
-        (1.0, 1.51, Status.SLOWER, Reason.BEYOND_LIMIT),
-        (1.0, 0.49, Status.FASTER, Reason.BEYOND_LIMIT),
-        (0.0, 0.4, Status.SAME, Reason.WITHIN_LIMIT),
-        (0.0, 0.6, Status.SLOWER, Reason.BEYOND_LIMIT),
-        (0.2, -0.2, Status.SAME, Reason.WITHIN_LIMIT),
-        (20.0, 20.4, Status.SAME, Reason.WITHIN_LIMIT),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "status", "reason"), [
+    (1.0, 1.0, Status.SAME, Reason.WITHIN_LIMIT),
+    (1.0, 1.49, Status.SAME, Reason.WITHIN_LIMIT),
+    (1.0, 0.51, Status.SAME, Reason.WITHIN_LIMIT),
+    (1.0, 1.51, Status.SLOWER, Reason.BEYOND_LIMIT),
+    (1.0, 0.49, Status.FASTER, Reason.BEYOND_LIMIT),
+    (0.0, 0.4, Status.SAME, Reason.WITHIN_LIMIT),
+    (0.0, 0.6, Status.SLOWER, Reason.BEYOND_LIMIT),
+    (0.2, -0.2, Status.SAME, Reason.WITHIN_LIMIT),
+    (20.0, 20.4, Status.SAME, Reason.WITHIN_LIMIT),
+])  # fmt: skip
 def test_a_difference_is_judged_in_points(old, new, status, reason):
     """Half a point of a step is the limit, wherever the level lies: also at zero and below."""
     assert DIFFERENCE_LIMIT_PCT == 0.5
@@ -185,22 +179,19 @@ def times(site, count):
     return structs.replace(site, count=count)
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "status", "named"),
-    [
-        ([LOSS], [FURTHER, NORM], Status.CHANGED, [NORM]),  # the new place alone
-        ([times(LOSS, 2)], [times(FURTHER, 5)], Status.CHANGED, [times(FURTHER, 3)]),
-        ([LOSS, NORM], [FURTHER], Status.FASTER, [GONE]),
-        ([LOSS], [times(NORM, 2)], Status.CHANGED, [times(NORM, 2)]),  # not what fell
-        ([LOSS], [NORM], Status.SAME, [NORM]),
-        ([LOSS], [LOSS], Status.SAME, []),
-        ([], [LOSS, NORM], Status.CHANGED, [LOSS, NORM]),
-        # What is allowed has not to be mended, and is new once it is allowed no more.
-        ([], [LOGGED, LOSS], Status.CHANGED, [LOSS]),
-        ([LOGGED, NORM], [], Status.FASTER, [GONE]),
-        ([LOGGED], [BARE], Status.CHANGED, [BARE]),
-    ],
-)
+@pytest.mark.parametrize(("then", "now", "status", "named"), [
+    ([LOSS], [FURTHER, NORM], Status.CHANGED, [NORM]),  # the new place alone
+    ([times(LOSS, 2)], [times(FURTHER, 5)], Status.CHANGED, [times(FURTHER, 3)]),
+    ([LOSS, NORM], [FURTHER], Status.FASTER, [GONE]),
+    ([LOSS], [times(NORM, 2)], Status.CHANGED, [times(NORM, 2)]),  # not what fell
+    ([LOSS], [NORM], Status.SAME, [NORM]),
+    ([LOSS], [LOSS], Status.SAME, []),
+    ([], [LOSS, NORM], Status.CHANGED, [LOSS, NORM]),
+    # What is allowed has not to be mended, and is new once it is allowed no more.
+    ([], [LOGGED, LOSS], Status.CHANGED, [LOSS]),
+    ([LOGGED, NORM], [], Status.FASTER, [GONE]),
+    ([LOGGED], [BARE], Status.CHANGED, [BARE]),
+])  # fmt: skip
 def test_the_places_of_a_count_that_moved(then, now, status, named):
     """What rose, or what fell, and by how much: at its line of today, or where it was."""
     old, new = (sum(site.count for site in side if not site.allowed) for side in (then, now))

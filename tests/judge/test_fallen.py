@@ -3,13 +3,11 @@
 import pytest
 from builders import cpu_evidence, entry_of, evidence, metric, replace, two_rank_evidence
 
-from stepguard.core.comparison import Comparison
-from stepguard.core.metrics import FLOPS, NUMBERS, OPERATORS
+from stepguard.core.metrics import NUMBERS, OPERATORS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.step_numbers import LOSS, StepNumbers
-from stepguard.judge import rule_book
 from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import headline
 
@@ -55,27 +53,9 @@ def test_two_waits_less_are_faster(made):
     assert f"{waits} 2 -> 0" in headline(found)
 
 
-def test_so_are_operators_and_flops_alone():
-    """A result that nobody used is not computed any more."""
-    found = verdict(step(calls={"aten.mm.default": 23}, **{FLOPS: 10**12}), step())
-    assert found.status is Status.FASTER
-    assert metric(found, FLOPS).status is Status.FASTER
-
-
-def test_so_are_they_in_pairs():
-    """On a CPU, beside the other tree."""
-    new, old = step(calls=FEWER, **{CANDIDATES: 0}), step(**{CANDIDATES: 2})
-    sides = [replace(one, planned_launches=1, floor_flops_per_step=0.0) for one in (new, old)]
-    found = rule_book.judge(Question(pairs=Comparison("main", *sides)))
-    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
-
-
-ATTACKS = {
-    "other numbers": {"loss": 10.8},
-    "no numbers any more": {"loss": 0},
-    "another operator in its place": {"calls": FEWER | {"aten.add.Tensor": 1}},
-    "memory that rose": {"leaked_bytes_per_step": 4096},
-}
+ATTACKS = {"other numbers": {"loss": 10.8}, "no numbers any more": {"loss": 0},
+           "another operator in its place": {"calls": FEWER | {"aten.add.Tensor": 1}},
+           "memory that rose": {"leaked_bytes_per_step": 4096}}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -83,19 +63,6 @@ def test_a_step_that_does_less_and_something_else_is_another_step(attack):
     """A wait and some work go at once."""
     change = {"calls": FEWER, CANDIDATES: 0} | ATTACKS[attack]
     assert verdict(step(**change), step(**{CANDIDATES: 2})).status is Status.CHANGED
-
-
-def test_numbers_that_nobody_knows_show_no_gain():
-    """Neither side computes a loss."""
-    before = step(loss=0, **{CANDIDATES: 2})
-    found = verdict(step(calls=FEWER, loss=0, **{CANDIDATES: 0}), before)
-    assert found.status is Status.CHANGED
-
-
-def test_fewer_tokens_are_another_step():
-    """A wait less, and half of the tokens."""
-    now = replace(step(calls=FEWER, **{CANDIDATES: 0}), tokens_per_step=1024)
-    assert verdict(now, step(**{CANDIDATES: 2})).status is Status.NOT_COMPARABLE
 
 
 def test_a_rank_that_does_more_is_no_gain():

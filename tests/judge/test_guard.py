@@ -50,13 +50,8 @@ FEWER_FLOPS = measured(entry(), counts=with_counts(evidence(), flops_per_step=3)
 FEWER = tuple(name for name in default_gates("cuda") if name != "graph_breaks")
 BOTH, GATE = ("pytest", "gate"), ("gate",)
 ALLOWS = Permission(
-    case=CASE_ID,
-    metric="graph_breaks",
-    value=3,
-    reason="waits for torch 2.14",
-    expires=date(2026, 12, 1),
-    who="A. Author",
-)
+    case=CASE_ID, metric="graph_breaks", value=3, reason="waits for torch 2.14",
+    expires=date(2026, 12, 1), who="A. Author")  # fmt: skip
 
 
 def of(name, result=ONE):
@@ -138,152 +133,101 @@ class Mistake:
 LOOSER = one_recording(counters=COUNTS | {"graph_breaks": 3})
 MISTAKES = {
     "a case's test is deleted, renamed, or in a file that settings leave out": Mistake(
-        became(State.ABSENT, why="no test of it was collected"), "CASE_MISSING", base=TWO
-    ),
+        became(State.ABSENT, why="no test of it was collected"), "CASE_MISSING", base=TWO),
     "a case is deleted with its recording": Mistake(
-        run_document(ONE), "CASE_MISSING", GATE, TWO, {CASE_ID: entry()}
-    ),
+        run_document(ONE), "CASE_MISSING", GATE, TWO, {CASE_ID: entry()}),
     "a skip": Mistake(became(State.SKIPPED, why="later"), "CASE_MISSING", base=TWO),
     "the run ends before its turn, or only collects": Mistake(
-        became(State.UNMEASURED), "CASE_MISSING", base=TWO
-    ),
+        became(State.UNMEASURED), "CASE_MISSING", base=TWO),
     "-k, -m, --deselect": Mistake(became(State.DESELECTED), "CASE_MISSING", base=TWO),
     "a recorded case becomes extended": Mistake(
-        became(State.DESELECTED, extended=True), "CASE_MISSING", base=TWO
-    ),
+        became(State.DESELECTED, extended=True), "CASE_MISSING", base=TWO),
     "the command leaves a case out": Mistake(
-        run_document(ONE, cases=[CaseState(state=State.LEFT_OUT, case=OTHER)]),
-        "CASE_MISSING",
-        GATE,
-        TWO,
-    ),
+        run_document(ONE, cases=[CaseState(state=State.LEFT_OUT, case=OTHER)]), "CASE_MISSING",
+        GATE, TWO),
     "xdist, or an exit before the tests": Mistake(run_document(), "NO_CASES"),
     "no performance test is left": Mistake(
-        run_document(
-            cases=[CaseState(state=State.ABSENT, case=CASE_ID, guarded=True)],
-            uncollected=["test_perf.py was skipped: later"],
-        ),
-        "NO_CASES",
-    ),
+        run_document(cases=[CaseState(state=State.ABSENT, case=CASE_ID, guarded=True)],
+                     uncollected=["test_perf.py was skipped: later"]), "NO_CASES"),
     "another case was measured": Mistake(run_document(of("other[a]")), "CASE_MISSING", GATE),
     "fewer gates": Mistake(run_document(measured(entry(), gates=FEWER)), "FEWER_GATES"),
     "wider margins": Mistake(
-        run_document(measured(entry(), margins_pct=(0.2, 3.0))), "FEWER_GATES"
-    ),
+        run_document(measured(entry(), margins_pct=(0.2, 3.0))), "FEWER_GATES"),
     "margins wider than recorded ones, by the device's default": Mistake(
-        run_document(ONE),
-        "FEWER_GATES",
-        base=base(**{CASE_ID: replace(entry(), margins_pct=[0.1, 0.5])}),
-    ),
+        run_document(ONE), "FEWER_GATES",
+        base=base(**{CASE_ID: replace(entry(), margins_pct=[0.1, 0.5])})),
     "a verdict that lacks a gate": Mistake(
         verdict(metrics=[one for one in ONE.verdict.metrics if one.metric != "step_ms"]),
-        "FEWER_GATES",
-    ),
+        "FEWER_GATES"),
     "slower behind a mark xfail": Mistake(run_document(SLOWER), "FAILED"),
     "slower, and a test ended the run with status 0": Mistake(
-        run_document(SLOWER, passed=True), "FAILED"
-    ),
+        run_document(SLOWER, passed=True), "FAILED"),
     "slower, and its text says that it is the same": Mistake(
-        run_document(replace(SLOWER, text=ONE.text), passed=True), "FAILED"
-    ),
+        run_document(replace(SLOWER, text=ONE.text), passed=True), "FAILED"),
     "the exit status is swallowed": Mistake(run_document(ONE, passed=False), "NOT_PASSED"),
     "the run was interrupted": Mistake(
-        run_document(ONE, end=End.INTERRUPTED, passed=False), "NOT_FINISHED"
-    ),
+        run_document(ONE, end=End.INTERRUPTED, passed=False), "NOT_FINISHED"),
     "it was recorded": Mistake(verdict(recorded=True, status=Status.NO_BASELINE), "RECORDS"),
     "--perf-against=HEAD": Mistake(
-        run_document(ONE, against="HEAD (aaaa)", base_commit=COMMIT), "OTHER_BASELINE"
-    ),
+        run_document(ONE, against="HEAD (aaaa)", base_commit=COMMIT), "OTHER_BASELINE"),
     "--perf-against=HEAD~1": Mistake(run_document(ONE, **IN_PAIRS), "OTHER_BASELINE", GATE),
     "--perf-against=HEAD~1, and another one is the base": Mistake(
-        run_document(ONE, **IN_PAIRS),
-        "OTHER_BASELINE",
-        GATE,
-        replace(BASE, against="c" * 40),
-    ),
+        run_document(ONE, **IN_PAIRS), "OTHER_BASELINE", GATE, replace(BASE, against="c" * 40)),
     "--perf-against-python=PYTHON": Mistake(
-        run_document(
-            ONE,
-            against="this tree under py",
-            base_commit=COMMIT,
-            options=Options(
-                arguments=["--perf-against-python=py"], perf={"--perf-against-python": "py"}
-            ),
-        ),
-        "OTHER_ENVIRONMENT",
-    ),
+        run_document(ONE, against="this tree under py", base_commit=COMMIT,
+                     options=Options(arguments=["--perf-against-python=py"],
+                                     perf={"--perf-against-python": "py"})), "OTHER_ENVIRONMENT"),
     "--perf-against=HEAD~1 in settings": Mistake(
-        left_in_settings("--perf-against", "HEAD~1"), "OTHER_BASELINE"
-    ),
+        left_in_settings("--perf-against", "HEAD~1"), "OTHER_BASELINE"),
     "--perf-base=HEAD~1 in settings": Mistake(
-        left_in_settings("--perf-base", "HEAD~1"), "OTHER_BASELINE"
-    ),
+        left_in_settings("--perf-base", "HEAD~1"), "OTHER_BASELINE"),
     "--perf-baselines=mine in settings": Mistake(
-        left_in_settings("--perf-baselines", "mine"), "OTHER_BASELINE"
-    ),
+        left_in_settings("--perf-baselines", "mine"), "OTHER_BASELINE"),
     "a small --perf-budget in settings": Mistake(
-        left_in_settings("--perf-budget", 0.1), "OTHER_BASELINE"
-    ),
+        left_in_settings("--perf-budget", 0.1), "OTHER_BASELINE"),
     "other parameters, in pairs": Mistake(
-        replace(result(parameters=CASE | {"params": {"batch": 1}}), **IN_PAIRS),
-        "OTHER_CASE",
-        base=BESIDE,
-    ),
+        replace(result(parameters=CASE | {"params": {"batch": 1}}), **IN_PAIRS), "OTHER_CASE",
+        base=BESIDE),
     "files differ from the commit": Mistake(run_document(ONE, dirty=["model.py"]), "DIRTY"),
     "a baseline is ignored, a link, or left out": Mistake(
-        run_document(ONE, baselines_dirty=["baselines/cpu.json"]), "DIRTY"
-    ),
+        run_document(ONE, baselines_dirty=["baselines/cpu.json"]), "DIRTY"),
     "there is no commit": Mistake(run_document(ONE, commit=""), "DIRTY"),
     "a problem of the run itself": Mistake(
-        run_document(ONE, problems=[Problem(ProblemCode.DIRTY, "x.py")], passed=False), "DIRTY"
-    ),
+        run_document(ONE, problems=[Problem(ProblemCode.DIRTY, "x.py")], passed=False), "DIRTY"),
     "a conftest sets a variable": Mistake(
-        run_document(ONE, changed=["MKL_CBWR unset -> COMPATIBLE"]), "OTHER_ENVIRONMENT"
-    ),
+        run_document(ONE, changed=["MKL_CBWR unset -> COMPATIBLE"]), "OTHER_ENVIRONMENT"),
     "the command sets a variable for both sides": Mistake(
-        replace(result(environment="CUDA_LAUNCH_BLOCKING=1"), **IN_PAIRS),
-        "OTHER_ENVIRONMENT",
-        base=BESIDE,
-    ),
+        replace(result(environment="CUDA_LAUNCH_BLOCKING=1"), **IN_PAIRS), "OTHER_ENVIRONMENT",
+        base=BESIDE),
     "files change while a case is measured": Mistake(result(tree_changed=True), "TREE_CHANGED"),
     "files changed before": Mistake(result(dirty=["model/gpt.py"]), "TREE_CHANGED"),
     "the commit changed before": Mistake(result(commit=ANOTHER_COMMIT), "TREE_CHANGED"),
     "a baseline changes since the run began": Mistake(
-        run_document(measured(LOOSER)), "OTHER_BASELINE"
-    ),
+        run_document(measured(LOOSER)), "OTHER_BASELINE"),
     "the change edits its baseline": Mistake(
-        run_document(measured(LOOSER)), "OTHER_BASELINE", GATE, own={CASE_ID: LOOSER}
-    ),
+        run_document(measured(LOOSER)), "OTHER_BASELINE", GATE, own={CASE_ID: LOOSER}),
     "no recording judged": Mistake(result(judged_by=""), "OTHER_BASELINE"),
     "another commit was measured": Mistake(
-        result(commit=ANOTHER_COMMIT), "FOREIGN_COMMIT", GATE, replace(BASE, commit="c" * 40)
-    ),
+        result(commit=ANOTHER_COMMIT), "FOREIGN_COMMIT", GATE, replace(BASE, commit="c" * 40)),
     "the run was not strict": Mistake(run_document(ONE, strict=False), "NOT_STRICT"),
     "a card is hidden": Mistake(run_document(ONE), "FEWER_GPUS", GATE, replace(BASE, gpus=2)),
     "a CPU measured": Mistake(run_document(ONE, machine="CPU", gpus=[]), "FEWER_GPUS", GATE),
     "a machine without a recording": Mistake(
-        run_document(ONE, machine="CPU", gpus=[]), "NO_CASES", GATE, replace(BASE, gpus=0)
-    ),
+        run_document(ONE, machine="CPU", gpus=[]), "NO_CASES", GATE, replace(BASE, gpus=0)),
     "a metric that fails in a verdict that passes": Mistake(
-        verdict(metrics=gated_metrics(status=SLOWER.verdict.status)), "FAILED"
-    ),
+        verdict(metrics=gated_metrics(status=SLOWER.verdict.status)), "FAILED"),
     "a waiver that nobody has": Mistake(waived(CHANGED), "FAILED"),
     "a waiver that ended": Mistake(
-        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, expires=date(2026, 11, 21)))
-    ),
+        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, expires=date(2026, 11, 21)))),
     "a waiver of less": Mistake(waived(CHANGED), "FAILED", base=base(replace(ALLOWS, value=2))),
     "a waiver without limit": Mistake(
-        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, value=10**6))
-    ),
+        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, value=10**6))),
     "a waiver of more work": Mistake(
-        waived(FEWER_FLOPS),
-        "FAILED",
-        base=base(replace(ALLOWS, metric="flops_per_step", value=10**18)),
-    ),
+        waived(FEWER_FLOPS), "FAILED",
+        base=base(replace(ALLOWS, metric="flops_per_step", value=10**18))),
     "a waiver of another case": Mistake(
-        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, case=OTHER))
-    ),
-}
+        waived(CHANGED), "FAILED", base=base(replace(ALLOWS, case=OTHER))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("made", MISTAKES.values(), ids=MISTAKES)
@@ -370,17 +314,10 @@ def test_a_problem_says_what_mends_it():
 WIDE = replace(entry(), margins_pct=[1.0, 3.0])
 
 
-@pytest.mark.parametrize(
-    ("margins_pct", "wider"),
-    [
-        ((), False),
-        ((0.2, 0.5), False),
-        ((1.0, 2.0), False),
-        ((1.0, 3.0), False),
-        ((1.5, 3.0), True),
-        ((1.0, 3.5), True),
-    ],
-)
+@pytest.mark.parametrize(("margins_pct", "wider"), [
+    ((), False), ((0.2, 0.5), False), ((1.0, 2.0), False), ((1.0, 3.0), False), ((1.5, 3.0), True),
+    ((1.0, 3.5), True),
+])  # fmt: skip
 @pytest.mark.parametrize("against", [{}, IN_PAIRS])
 def test_margins_may_be_narrower_than_the_bases(margins_pct, wider, against):
     """Either of the two, beside a commit as beside a recording. Narrower ones find more; those of a

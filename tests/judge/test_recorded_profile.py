@@ -1,7 +1,6 @@
 """A profile in a baseline: small, one kernel a line, and good enough to explain with."""
 
 import json
-import math
 import random
 
 import msgspec
@@ -16,7 +15,6 @@ from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Work, add
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
-from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.summarise_evidence import stored
@@ -77,16 +75,13 @@ def test_a_kernel_of_several_products_is_recorded_once():
     assert to_confirm(by_recordings(with_profile(several), entry())) is None
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"idle":[', '"idly":['),
-        (" 2x2x1 128x1x1", " 2x2x1"),
-        (" 2x2x1 128x1x1", " 2xtwox1 128x1x1"),
-        ('"ranks":1', '"ranks":0'),
-        ('"sync":{"forward":{"cudaStreamSynchronize":[1.0,', '"sync":{"forward":{"x":['),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ('"idle":[', '"idly":['),
+    (" 2x2x1 128x1x1", " 2x2x1"),
+    (" 2x2x1 128x1x1", " 2xtwox1 128x1x1"),
+    ('"ranks":1', '"ranks":0'),
+    ('"sync":{"forward":{"cudaStreamSynchronize":[1.0,', '"sync":{"forward":{"x":['),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(old, new):
     """A part that there is not, a kernel without its shape, a figure too few."""
     text = json.dumps(msgspec.to_builtins(recorded(profile())), separators=(",", ":"))
@@ -106,15 +101,12 @@ def entry(card="GPU-1234", found=None):
     return Entry(case=CASE, epochs=[Epoch(reason="first", recordings=[own])])
 
 
-@pytest.mark.parametrize(
-    ("slower", "card", "asks"),
-    [
-        (1.0, "GPU-1234", False),
-        (1.05, "GPU-1234", True),  # 1 % of this step
-        (1.05, "GPU-5678", True),
-        (0.9, "GPU-1234", False),
-    ],
-)
+@pytest.mark.parametrize(("slower", "card", "asks"), [
+    (1.0, "GPU-1234", False),
+    (1.05, "GPU-1234", True),  # 1 % of this step
+    (1.05, "GPU-5678", True),
+    (0.9, "GPU-1234", False),
+])  # fmt: skip
 def test_kernels_ask_for_pairs(slower, card, asks):
     """A kernel beyond its own spread does, though the step is within its limit. Without pairs that
     is no verdict, and the line names the kernel.
@@ -160,25 +152,6 @@ def test_a_card_at_another_clock_asks_for_nothing():
     assert (
         to_confirm(by_recordings(with_profile(replace(calm, kernels=tuple(slow))), entry())) is None
     )
-
-
-@pytest.mark.parametrize(
-    ("ratios", "status", "outcome"),
-    [
-        ([2.0] * 8, Status.SLOWER, Confirmation.CONFIRMED),
-        ([0.0] * 8, Status.SAME, Confirmation.STEP_SAME),
-        ([-2.0] * 8, Status.FASTER, Confirmation.CONFIRMED),
-        ([2.0], Status.INCONCLUSIVE, Confirmation.UNDECIDED),
-    ],
-)
-def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
-    """By the pairs alone, with their figures."""
-    screened = by_recordings(with_profile(profile(1.1, seed=3)), entry())
-    found = confirmed(screened, alike(ratios), "the recording's commit aaa")
-    time = found.metrics[0]
-    assert (found.status, time.confirmed.outcome) == (status, outcome)
-    if status is Status.SLOWER:
-        assert time.change_pct == pytest.approx(100 * math.expm1(0.02))
 
 
 def test_pairs_explain_better_than_a_recording():

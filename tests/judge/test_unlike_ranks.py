@@ -37,20 +37,17 @@ def verdict(name, then, now, **changes):
     return judge(Question(counted(name, *now), known)).worst
 
 
-@pytest.mark.parametrize(
-    ("name", "then", "now", "status", "moved", "where"),
-    [
-        (SYNCS, (1, 0), (1, 0), Status.SAME, (1, 1), ""),
-        (SYNCS, (1, 0), (1, 1), Status.CHANGED, (0, 1), "on rank 1"),
-        (SYNCS, (1, 1), (1, 0), Status.FASTER, (1, 0), "on rank 1"),
-        (SYNCS, (1, 0), (0, 1), Status.CHANGED, (0, 1), "on rank 1"),
-        (SYNCS, (5, 1), (4, 3), Status.CHANGED, (1, 3), "on rank 1"),
-        (SYNCS, (1, 0), (2, 0), Status.CHANGED, (1, 2), "on rank 0"),
-        (SYNCS, (1, 0), (2, 1), Status.CHANGED, (1, 2), ""),
-        (FLOPS, (8, 8), (8, 1), Status.CHANGED, (8, 1), "on rank 1"),
-        (FLOPS, (8, 1), (8, 8), Status.CHANGED, (1, 8), "on rank 1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "then", "now", "status", "moved", "where"), [
+    (SYNCS, (1, 0), (1, 0), Status.SAME, (1, 1), ""),
+    (SYNCS, (1, 0), (1, 1), Status.CHANGED, (0, 1), "on rank 1"),
+    (SYNCS, (1, 1), (1, 0), Status.FASTER, (1, 0), "on rank 1"),
+    (SYNCS, (1, 0), (0, 1), Status.CHANGED, (0, 1), "on rank 1"),
+    (SYNCS, (5, 1), (4, 3), Status.CHANGED, (1, 3), "on rank 1"),
+    (SYNCS, (1, 0), (2, 0), Status.CHANGED, (1, 2), "on rank 0"),
+    (SYNCS, (1, 0), (2, 1), Status.CHANGED, (1, 2), ""),
+    (FLOPS, (8, 8), (8, 1), Status.CHANGED, (8, 1), "on rank 1"),
+    (FLOPS, (8, 1), (8, 8), Status.CHANGED, (1, 8), "on rank 1"),
+])  # fmt: skip
 def test_each_rank_is_compared_with_itself(name, then, now, status, moved, where):
     """The most that a rank counted is equal, or has fallen, and another rank's count rose."""
     found = verdict(name, then, now)
@@ -119,18 +116,15 @@ def waiver_of(found, value):
     return Permission(case=found.case_id, metric=found.gates[0], value=value, **known)
 
 
-@pytest.mark.parametrize(
-    ("name", "then", "now", "value", "passes"),
-    [
-        (FLOPS, (800, 800), (810, 800), 810, True),
-        (FLOPS, (800, 800), (810, 10), 810, False),
-        (FLOPS, (800, 800), (801, 810), 810, False),
-        (FLOPS, (800, 400), (800, 410), 410, True),
-        (SYNCS, (0, 0), (2, 0), 2, True),
-        (SYNCS, (0, 0), (2, 3), 2, False),
-        (SYNCS, (200, 0), (201, 180), 201, False),  # more than is little beside 0
-    ],
-)
+@pytest.mark.parametrize(("name", "then", "now", "value", "passes"), [
+    (FLOPS, (800, 800), (810, 800), 810, True),
+    (FLOPS, (800, 800), (810, 10), 810, False),
+    (FLOPS, (800, 800), (801, 810), 810, False),
+    (FLOPS, (800, 400), (800, 410), 410, True),
+    (SYNCS, (0, 0), (2, 0), 2, True),
+    (SYNCS, (0, 0), (2, 3), 2, False),
+    (SYNCS, (200, 0), (201, 180), 201, False),  # more than is little beside 0
+])  # fmt: skip
 def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
     """A rank that moved otherwise, or further, than was waived is not covered by another one."""
     before, after = counted(name, *then), counted(name, *now)

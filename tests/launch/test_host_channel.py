@@ -158,12 +158,8 @@ def test_nobody_comes(control):
     assert polls
 
 
-GARBAGE = [
-    b'{"hello": "another launch", "pids": [666]}\n',
-    b"GET / HTTP/1.1\r\n\r\n",
-    b"[1, 2]\n",
-    b"",
-]
+GARBAGE = [b'{"hello": "another launch", "pids": [666]}\n', b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n",
+           b""]  # fmt: skip
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage[:12]))

@@ -66,16 +66,9 @@ def test_the_engine_is_the_callers(file):
 def spec(tmp_path):
     """A launch from a tree inside the one that it forbids."""
     return LaunchSpec(
-        device="cpu",
-        preload=(),
-        world_size=1,
-        root=tmp_path / "trees" / "r",
-        folder=tmp_path / "runs",
-        cache=tmp_path / "cache",
-        label="launch 2",
-        time_limit_s=1.0,
-        forbidden=(tmp_path,),
-    )
+        device="cpu", preload=(), world_size=1, root=tmp_path / "trees" / "r",
+        folder=tmp_path / "runs", cache=tmp_path / "cache", label="launch 2", time_limit_s=1.0,
+        forbidden=(tmp_path,))  # fmt: skip
 
 
 def test_the_fault_names_rank_module_and_file(spec, tmp_path):

@@ -39,55 +39,43 @@ def node(rank, nodes=2, gpus=0, **changes):
     return Node(rank=rank, nodes=nodes, **known | changes)
 
 
-@pytest.mark.parametrize(
-    ("environment", "found"),
-    [
-        ({"SLURM_NODEID": "1", "SLURM_NNODES": "2"}, (1, 2)),
-        ({"SLURM_NODEID": "1", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}, (1, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
-        # mpirun inside of a SLURM job: who started last is asked first.
-        (
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_NODEID": "0"}
-            | {"SLURM_NNODES": "2"},
-            (1, 2),
-        ),
-        ({"STEPGUARD_NODE_RANK": "0", "STEPGUARD_NODES": "2", "SLURM_NODEID": "1"}, (0, 2)),
-    ],
-)
+@pytest.mark.parametrize(("environment", "found"), [
+    ({"SLURM_NODEID": "1", "SLURM_NNODES": "2"}, (1, 2)),
+    ({"SLURM_NODEID": "1", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "2"}, (1, 2)),
+    ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+    # mpirun inside of a SLURM job: who started last is asked first.
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_NODEID": "0"} | {
+         "SLURM_NNODES": "2"}, (1, 2)),
+    ({"STEPGUARD_NODE_RANK": "0", "STEPGUARD_NODES": "2", "SLURM_NODEID": "1"}, (0, 2)),
+])  # fmt: skip
 def test_the_scheduler_tells_which_node_it_is(environment, found):
     """What was set by whoever started the process last goes first."""
     assert node_of(environment) == found
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({}, "the launcher sets none of STEPGUARD_NODES and STEPGUARD_NODE_RANK"),
-        ({"SLURM_NODEID": "0"}, "the launcher sets none of"),
-        ({"STEPGUARD_NODE_RANK": "2", "STEPGUARD_NODES": "2"}, "STEPGUARD_NODE_RANK=2 is no "),
-        ({"STEPGUARD_NODE_RANK": "x", "STEPGUARD_NODES": "2"}, "STEPGUARD_NODE_RANK=x is no "),
-    ],
-)
+@pytest.mark.parametrize(("environment", "words"), [
+    ({}, "the launcher sets none of STEPGUARD_NODES and STEPGUARD_NODE_RANK"),
+    ({"SLURM_NODEID": "0"}, "the launcher sets none of"),
+    ({"STEPGUARD_NODE_RANK": "2", "STEPGUARD_NODES": "2"}, "STEPGUARD_NODE_RANK=2 is no "),
+    ({"STEPGUARD_NODE_RANK": "x", "STEPGUARD_NODES": "2"}, "STEPGUARD_NODE_RANK=x is no "),
+])  # fmt: skip
 def test_a_node_that_is_not_told_is_refused(environment, words):
     """Nothing is guessed: without a rank, or with an impossible one, nothing starts."""
     with pytest.raises(LauncherError, match=words):
         node_of(environment)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "words"),
-    [
-        ([node(0), node(0)], "host0 was started on 2 times: .*--ntasks-per-node=1"),
-        ([node(0, 3), node(1, 3)], "2 of 3 nodes answered"),
-        ([node(0, 1)], "one node only; leave it out"),
-        ([node(0, machine="another"), node(1)], "node 0 is host0, and this is .*: start it on "),
-        ([node(0), node(1, shares_files=False)], "host1 does not see a file"),
-        ([node(0), node(1, software={"torch": "2.8"})], "host1 has torch 2.8, host0 has 2.11"),
-        ([node(0), node(1, software={})], "host1 has torch none, host0 has 2.11"),
-        ([node(0, gpus=1), node(1)], "host1 has GPU none, host0 has NVIDIA H200 with driver"),
-        ([node(0, gpus=1), replace(node(0, gpus=1), rank=1)], "two nodes show GPU-0-0"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "words"), [
+    ([node(0), node(0)], "host0 was started on 2 times: .*--ntasks-per-node=1"),
+    ([node(0, 3), node(1, 3)], "2 of 3 nodes answered"),
+    ([node(0, 1)], "one node only; leave it out"),
+    ([node(0, machine="another"), node(1)], "node 0 is host0, and this is .*: start it on "),
+    ([node(0), node(1, shares_files=False)], "host1 does not see a file"),
+    ([node(0), node(1, software={"torch": "2.8"})], "host1 has torch 2.8, host0 has 2.11"),
+    ([node(0), node(1, software={})], "host1 has torch none, host0 has 2.11"),
+    ([node(0, gpus=1), node(1)], "host1 has GPU none, host0 has NVIDIA H200 with driver"),
+    ([node(0, gpus=1), replace(node(0, gpus=1), rank=1)], "two nodes show GPU-0-0"),
+])  # fmt: skip
 def test_nodes_on_which_nothing_can_be_measured_are_refused(nodes, words):
     """Each in a sentence, before anything is measured; as many GPUs need not be everywhere."""
     with pytest.raises(AssertionError, match=words):
@@ -137,19 +125,16 @@ def test_two_nodes_are_found_by_starting_on_them(tmp_path):
     assert [path.name for path in (tmp_path / ".stepguard").iterdir()] == [".gitignore"]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("", "is no command"),
-        ("'", "is no command"),
-        ("no-such-launcher -n 2", "no-such-launcher cannot be started: No such file"),
-        ("false", "false ended with 1: it printed nothing"),
-        ("true", "true ended with 0: it printed nothing"),
-        ("env", "the launcher sets none of"),
-        ("env SLURM_NNODES=1 SLURM_NODEID=0", "one node only"),
-        ("env SLURM_NNODES=2 SLURM_NODEID=0", "1 of 2 nodes answered"),
-    ],
-)
+@pytest.mark.parametrize(("command", "words"), [
+    ("", "is no command"),
+    ("'", "is no command"),
+    ("no-such-launcher -n 2", "no-such-launcher cannot be started: No such file"),
+    ("false", "false ended with 1: it printed nothing"),
+    ("true", "true ended with 0: it printed nothing"),
+    ("env", "the launcher sets none of"),
+    ("env SLURM_NNODES=1 SLURM_NODEID=0", "one node only"),
+    ("env SLURM_NNODES=2 SLURM_NODEID=0", "1 of 2 nodes answered"),
+])  # fmt: skip
 def test_a_command_that_is_no_launcher_is_refused(command, words, tmp_path, monkeypatch):
     """In a sentence that names it."""
     for size, rank in module.SIZE_AND_RANK:

@@ -204,15 +204,11 @@ def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured, times):
         assert fault.message.endswith("the ranks' clock 2000.000 ms, the host's 5600.000 ms")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        STRANGER,
-        Disturbance(Reason.MACHINE_UNREADABLE, "no telemetry during the block"),
-        Disturbance(Reason.THROTTLED, "hw thermal slowdown"),
-    ],
-    ids=lambda how: how.reason,
-)
+@pytest.mark.parametrize("how", [
+    STRANGER,
+    Disturbance(Reason.MACHINE_UNREADABLE, "no telemetry during the block"),
+    Disturbance(Reason.THROTTLED, "hw thermal slowdown"),
+], ids=lambda how: how.reason)  # fmt: skip
 @pytest.mark.parametrize("measured", ["block", "sync overhead"])
 def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
     """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
@@ -222,16 +218,13 @@ def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
     assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how.text}"
 
 
-@pytest.mark.parametrize(
-    ("device", "gates", "short"),
-    [
-        ("cpu", (), True),
-        ("cpu", ("graph_breaks", "step_ms"), False),
-        ("cuda", (), False),
-        ("cuda", ("graph_breaks",), True),
-        ("cuda", ("graph_breaks", "sync_overhead_pct"), False),
-    ],
-)
+@pytest.mark.parametrize(("device", "gates", "short"), [
+    ("cpu", (), True),
+    ("cpu", ("graph_breaks", "step_ms"), False),
+    ("cuda", (), False),
+    ("cuda", ("graph_breaks",), True),
+    ("cuda", ("graph_breaks", "sync_overhead_pct"), False),
+])  # fmt: skip
 def test_only_times_that_decide_nothing_are_measured_briefly(device, gates, short):
     """Without a gated time or difference: three blocks all the same, each shorter, and no long wait
     for a steadiness that nobody asks for.

@@ -23,15 +23,12 @@ def rank(**changes):
     return Prepared(tokens_per_step=0, fingerprint=known | changes, sources={}, installed={})
 
 
-@pytest.mark.parametrize(
-    ("odd", "words"),
-    [
-        ({"torch": "2.8.0"}, "rank 1 has torch 2.8.0"),
-        ({"nccl": "2.26"}, "rank 1 has nccl 2.26"),
-        ({"device_name": "NVIDIA H100"}, "rank 1 has device_name NVIDIA H100"),
-        ({"environment": {"TORCH_COMPILE_X": "1"}}, "steering variables"),
-    ],
-)
+@pytest.mark.parametrize(("odd", "words"), [
+    ({"torch": "2.8.0"}, "rank 1 has torch 2.8.0"),
+    ({"nccl": "2.26"}, "rank 1 has nccl 2.26"),
+    ({"device_name": "NVIDIA H100"}, "rank 1 has device_name NVIDIA H100"),
+    ({"environment": {"TORCH_COMPILE_X": "1"}}, "steering variables"),
+])  # fmt: skip
 def test_a_rank_on_other_software_stops_the_launch(odd, words):
     """torch itself says what it is; how a node names its network is its own affair."""
     refuse_differing_ranks([rank(), rank(environment={"NCCL_SOCKET_IFNAME": "eth1"})])
@@ -90,15 +87,11 @@ def test_a_count_of_ranks_is_of_equally_many_steps():
         }
 
 
-FIRST = Counts(
-    values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
-    unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
-    detail={"graph_breaks": {"a": 1}},
-    by_rank={"leaked_bytes_per_step": (8, 0)},
-    information={"peak_reserved_bytes": 5.0},
-    profile_problem="why",
-    wall_s=2.0,
-)
+FIRST = Counts(values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
+               unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
+               detail={"graph_breaks": {"a": 1}}, by_rank={"leaked_bytes_per_step": (8, 0)},
+               information={"peak_reserved_bytes": 5.0}, profile_problem="why",
+               wall_s=2.0)  # fmt: skip
 
 
 def test_both_parts_of_the_counting_pass_become_one():

@@ -176,20 +176,10 @@ def fake_group(world):
             self.on_gpu = case["device"] == "cuda"
             if self.on_gpu:  # nobody may be on a GPU who is not expected there
                 assert [*self.pids.values()] in world.monitor.expected[-1]
-            return {
-                "tokens_per_step": 10,
-                "flops_per_step": 1.0,
-                "precision": "bf16",
-                "fingerprint": {
-                    "device_name": "x",
-                    "device_uuid": H200.uuid,
-                    "torch": "2.13",
-                    "cuda": "13.0",
-                },
-                "sources": {},
-                "installed": {},
-                "memory_bytes": 140 * GIB,
-            }
+            return {"tokens_per_step": 10, "flops_per_step": 1.0, "precision": "bf16",
+                    "fingerprint": {"device_name": "x", "device_uuid": H200.uuid, "torch": "2.13",
+                                    "cuda": "13.0"}, "sources": {}, "installed": {},
+                    "memory_bytes": 140 * GIB}  # fmt: skip
 
         def first_step(self):
             if event := world.comes_after.get(self.key):
@@ -327,15 +317,12 @@ def test_blocks_take_turns(world, measure, number, first):
 
 
 @pytest.mark.parametrize("base_ms", [125.0, 250.0, 251.0, 2500.0])
-@pytest.mark.parametrize(
-    ("taints", "alike"),
-    [
-        ([], [True, True]),
-        ([HOT], [True, True]),
-        ([None, HOT], [False, True]),  # base had run its first block by then
-        ([None, None, HOT], [True, True]),
-    ],
-)
+@pytest.mark.parametrize(("taints", "alike"), [
+    ([], [True, True]),
+    ([HOT], [True, True]),
+    ([None, HOT], [False, True]),  # base had run its first block by then
+    ([None, None, HOT], [True, True]),
+])  # fmt: skip
 def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
     """Counted from the first, warm-up and all: a model that learns costs another time in every
     step. Who is disturbed, or takes longer to get steady, is ahead, and the other one catches up,
@@ -355,14 +342,11 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
-@pytest.mark.parametrize(
-    ("afresh", "replaced"),
-    [
-        ({"first launch base"}, 1),
-        (set(), 0),  # every launch loads it: that is time of its step
-        ({"first launch base", "pair 2 head"}, 0),  # every launch compiles it
-    ],
-)
+@pytest.mark.parametrize(("afresh", "replaced"), [
+    ({"first launch base"}, 1),
+    (set(), 0),  # every launch loads it: that is time of its step
+    ({"first launch base", "pair 2 head"}, 0),  # every launch compiles it
+])  # fmt: skip
 @pytest.mark.parametrize("case", [CPU, GPU])
 def test_what_one_side_compiles_in_a_block_for_both_is_not_its_time(
     world, measure, case, afresh, replaced
@@ -469,16 +453,13 @@ def test_lines_of_host_syncs_are_found_after_all_that_is_timed(world, measure):
 STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step": [4, 5]}}
 
 
-@pytest.mark.parametrize(
-    ("varies", "again"),
-    [
-        (set(), []),
-        ({*FIRST, *COUNTING}, []),  # equal lists are equal
-        ({FIRST[0]}, COUNTING[:1]),  # chance
-        ({FIRST[0], COUNTING[0]}, COUNTING[:1]),  # the change
-        ({FIRST[1]}, COUNTING),
-    ],
-)
+@pytest.mark.parametrize(("varies", "again"), [
+    (set(), []),
+    ({*FIRST, *COUNTING}, []),  # equal lists are equal
+    ({FIRST[0]}, COUNTING[:1]),  # chance
+    ({FIRST[0], COUNTING[0]}, COUNTING[:1]),  # the change
+    ({FIRST[1]}, COUNTING),
+])  # fmt: skip
 def test_steps_that_differ_on_one_side_are_counted_once_more(world, measure, varies, again):
     """By HEAD's tree, which counts what the launches agree on. Then by the other tree, if the count
     is still another one and it is that tree whose steps differ.
@@ -518,25 +499,6 @@ def test_a_loop_is_built_after_heads_first_step(world, measure):
         first, built = ((FIRST[0], "first_step"), (FIRST[1], "prepare"))
         later = world.events.index(built) > world.events.index(first)
         assert later == (case.loop is not None)
-
-
-def test_the_next_pairs_import_while_this_one_is_built(world, measure):
-    """On a GPU the ranks of the next one, and only agents of the one after it. They begin once this
-    one has imported, and are ready before its second warm-up, after which all is timed.
-    """
-    world.slow_imports, world.slow_agents = {"pair 3 base": 9}, {"pair 4 head": 9}
-    measure(2, GPU)
-    at = world.events.index
-    order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
-    assert [at(event) for event in order] == sorted(at(event) for event in order)
-    assert at(("pair 4 head", "start")) < at(("pair 2 head", "prepare"))
-    runs = [
-        i for i, (who, what) in enumerate(world.events) if who == "pair 2 head" and "block" in what
-    ]
-    assert at(("pair 2 base", "park")) < at(("pair 4 head", "imported")) < min(runs)
-    assert not any(what == "importing" for _, what in world.events[min(runs) :])
-    assert ("pair 4 head", "release") not in world.events
-    assert all(group.closed for group in world.groups.values())
 
 
 @pytest.mark.parametrize("what", ["imported", "ready"])
@@ -638,15 +600,6 @@ def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert found.pairs == 2 and not world.asked("pair 4 head")
     assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
-
-
-def test_an_unchanged_step_is_not_profiled(world, measure, differing):
-    """Nor a CPU's."""
-    world.profiles["head"] = world.profiles["base"]
-    measure(2, GPU)
-    world.profiles = {}
-    measure(2, CPU)
-    assert not profiles(world)
 
 
 def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):

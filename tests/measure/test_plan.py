@@ -27,50 +27,47 @@ def two(need=PAIR, **how):
     return SoFar(need, 2, **how)
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        # One tree. The first launch counts; each is timed.
-        (SoFar(LAUNCH, uncounted=(HEAD,)), Next(Do.START, (HEAD,))),
-        (SoFar(LAUNCH, uncounted=(HEAD,), stage=Stage.BUILT), Next(Do.COUNT)),
-        (SoFar(LAUNCH, stage=Stage.COUNTED), Next(Do.TIME)),
-        (SoFar(DOUBT, stage=Stage.COUNTED), Next(Do.TIME)),  # it ends no case
-        (SoFar(LAUNCH, stage=Stage.TIMED), Next(Do.END)),
-        (SoFar(DOUBT, number=2), Next(Do.COUNT_ALONE, (HEAD,), DOUBT.counters)),
-        (SoFar(LAUNCH, number=2), Next(Do.START, (HEAD,))),
-        (SoFar(LAUNCH, number=2, stage=Stage.BUILT), Next(Do.TIME)),
-        (SoFar(NOTHING, number=2), Next(Do.STOP)),
-        (SoFar(Need(beside="4f2a91c"), number=2), Next(Do.STOP)),  # another question's pairs
-        # Two trees. The first launches count, and are the first pair if one is needed.
-        (two(NOTHING, uncounted=BOTH), Next(Do.START, BOTH)),
-        (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), Next(Do.COUNT)),
-        (two(stage=Stage.COUNTED), Next(Do.TIME)),
-        (two(PROFILED, stage=Stage.COUNTED), Next(Do.TIME, profiled=True)),
-        (two(NOTHING, stage=Stage.COUNTED), Next(Do.END)),
-        (two(), Next(Do.START, BOTH)),
-        (two(PROFILED, number=3, stage=Stage.BUILT), Next(Do.TIME, profiled=True)),
-        # The steps have to decide if this pair may replace a disturbed one.
-        (two(PROFILED, number=3, stage=Stage.BUILT, waiting=True), Next(Do.TIME)),
-        (two(DOUBT_OF_BASE, number=2), Next(Do.COUNT_ALONE, (BASE,), DOUBT.counters)),
-        (two(NOTHING, number=2), Next(Do.STOP)),
-        # No room beside each other: each counts alone.
-        (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT, room=False), Next(Do.DROP)),
-        (two(PAIR, uncounted=BOTH, stage=Stage.COUNTED, crowded=True), Next(Do.END)),
-        (two(NOTHING, uncounted=BOTH, crowded=True), Next(Do.COUNT_ALONE, (HEAD,))),
-        (two(NOTHING, uncounted=(BASE,), crowded=True), Next(Do.COUNT_ALONE, (BASE,))),
-        (two(crowded=True), Next(Do.START, BOTH)),  # parked launches have room
-        # One after the other, in the order of the pair's blocks.
-        (two(together=False), Next(Do.START, (BASE,))),
-        (two(together=False, number=2), Next(Do.START, (HEAD,))),
-        (two(together=False, done=BASE), Next(Do.START, (HEAD,))),
-        (two(together=False, done=BASE, late=True), Next(Do.START, (HEAD,))),
-        # Time is up: the first pair is measured in any case, and no other one begins.
-        (two(late=True), Next(Do.START, BOTH)),
-        (two(late=True, number=2), Next(Do.STOP, late=True)),
-        (two(NOTHING, late=True, number=2), Next(Do.STOP)),  # it had enough
-        (two(late=True, number=2, stage=Stage.BUILT), Next(Do.TIME)),
-    ],
-)
+@pytest.mark.parametrize(("state", "expected"), [
+    # One tree. The first launch counts; each is timed.
+    (SoFar(LAUNCH, uncounted=(HEAD,)), Next(Do.START, (HEAD,))),
+    (SoFar(LAUNCH, uncounted=(HEAD,), stage=Stage.BUILT), Next(Do.COUNT)),
+    (SoFar(LAUNCH, stage=Stage.COUNTED), Next(Do.TIME)),
+    (SoFar(DOUBT, stage=Stage.COUNTED), Next(Do.TIME)),  # it ends no case
+    (SoFar(LAUNCH, stage=Stage.TIMED), Next(Do.END)),
+    (SoFar(DOUBT, number=2), Next(Do.COUNT_ALONE, (HEAD,), DOUBT.counters)),
+    (SoFar(LAUNCH, number=2), Next(Do.START, (HEAD,))),
+    (SoFar(LAUNCH, number=2, stage=Stage.BUILT), Next(Do.TIME)),
+    (SoFar(NOTHING, number=2), Next(Do.STOP)),
+    (SoFar(Need(beside="4f2a91c"), number=2), Next(Do.STOP)),  # another question's pairs
+    # Two trees. The first launches count, and are the first pair if one is needed.
+    (two(NOTHING, uncounted=BOTH), Next(Do.START, BOTH)),
+    (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), Next(Do.COUNT)),
+    (two(stage=Stage.COUNTED), Next(Do.TIME)),
+    (two(PROFILED, stage=Stage.COUNTED), Next(Do.TIME, profiled=True)),
+    (two(NOTHING, stage=Stage.COUNTED), Next(Do.END)),
+    (two(), Next(Do.START, BOTH)),
+    (two(PROFILED, number=3, stage=Stage.BUILT), Next(Do.TIME, profiled=True)),
+    # The steps have to decide if this pair may replace a disturbed one.
+    (two(PROFILED, number=3, stage=Stage.BUILT, waiting=True), Next(Do.TIME)),
+    (two(DOUBT_OF_BASE, number=2), Next(Do.COUNT_ALONE, (BASE,), DOUBT.counters)),
+    (two(NOTHING, number=2), Next(Do.STOP)),
+    # No room beside each other: each counts alone.
+    (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT, room=False), Next(Do.DROP)),
+    (two(PAIR, uncounted=BOTH, stage=Stage.COUNTED, crowded=True), Next(Do.END)),
+    (two(NOTHING, uncounted=BOTH, crowded=True), Next(Do.COUNT_ALONE, (HEAD,))),
+    (two(NOTHING, uncounted=(BASE,), crowded=True), Next(Do.COUNT_ALONE, (BASE,))),
+    (two(crowded=True), Next(Do.START, BOTH)),  # parked launches have room
+    # One after the other, in the order of the pair's blocks.
+    (two(together=False), Next(Do.START, (BASE,))),
+    (two(together=False, number=2), Next(Do.START, (HEAD,))),
+    (two(together=False, done=BASE), Next(Do.START, (HEAD,))),
+    (two(together=False, done=BASE, late=True), Next(Do.START, (HEAD,))),
+    # Time is up: the first pair is measured in any case, and no other one begins.
+    (two(late=True), Next(Do.START, BOTH)),
+    (two(late=True, number=2), Next(Do.STOP, late=True)),
+    (two(NOTHING, late=True, number=2), Next(Do.STOP)),  # it had enough
+    (two(late=True, number=2, stage=Stage.BUILT), Next(Do.TIME)),
+])  # fmt: skip
 def test_what_happens_next(state, expected):
     """By the judge's need, and by how far the launches are that are alive."""
     assert next_action(state) == expected
@@ -79,26 +76,23 @@ def test_what_happens_next(state, expected):
 GPU, CPU = True, False
 
 
-@pytest.mark.parametrize(
-    ("state", "on_gpu", "ahead", "most", "expected"),
-    [
-        # One tree: the next launch, or if this is likely the last one the next case's.
-        (SoFar(LAUNCH, uncounted=(HEAD,)), GPU, 1, 3, Imports((2,))),
-        (SoFar(Need(launch=True, last=True)), GPU, 1, 3, Imports(next_case=True)),
-        (SoFar(LAUNCH, stage=Stage.COUNTED), GPU, 1, 3, Imports()),  # they began when it started
-        # Two trees: on a GPU the counts say if there will be another pair.
-        (two(NOTHING, uncounted=BOTH), GPU, 2, 24, Imports(next_case=True)),
-        (two(NOTHING, uncounted=BOTH), CPU, 1, 24, Imports()),
-        (two(LAST, stage=Stage.COUNTED), GPU, 2, 24, Imports(next_case=True)),
-        (two(PAIR, stage=Stage.COUNTED), GPU, 2, 24, Imports((2, 3))),
-        (two(PAIR, number=2), GPU, 2, 24, Imports((3, 4))),
-        (two(PAIR, number=2), CPU, 1, 24, Imports((3,))),
-        (two(PAIR, number=23), GPU, 2, 24, Imports((24,))),
-        (two(PAIR, number=24), GPU, 2, 24, Imports()),
-        (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), GPU, 2, 24, Imports()),
-        (two(PAIR, number=2, together=False), GPU, 2, 24, Imports()),  # there is no memory for it
-    ],
-)
+@pytest.mark.parametrize(("state", "on_gpu", "ahead", "most", "expected"), [
+    # One tree: the next launch, or if this is likely the last one the next case's.
+    (SoFar(LAUNCH, uncounted=(HEAD,)), GPU, 1, 3, Imports((2,))),
+    (SoFar(Need(launch=True, last=True)), GPU, 1, 3, Imports(next_case=True)),
+    (SoFar(LAUNCH, stage=Stage.COUNTED), GPU, 1, 3, Imports()),  # they began when it started
+    # Two trees: on a GPU the counts say if there will be another pair.
+    (two(NOTHING, uncounted=BOTH), GPU, 2, 24, Imports(next_case=True)),
+    (two(NOTHING, uncounted=BOTH), CPU, 1, 24, Imports()),
+    (two(LAST, stage=Stage.COUNTED), GPU, 2, 24, Imports(next_case=True)),
+    (two(PAIR, stage=Stage.COUNTED), GPU, 2, 24, Imports((2, 3))),
+    (two(PAIR, number=2), GPU, 2, 24, Imports((3, 4))),
+    (two(PAIR, number=2), CPU, 1, 24, Imports((3,))),
+    (two(PAIR, number=23), GPU, 2, 24, Imports((24,))),
+    (two(PAIR, number=24), GPU, 2, 24, Imports()),
+    (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), GPU, 2, 24, Imports()),
+    (two(PAIR, number=2, together=False), GPU, 2, 24, Imports()),  # there is no memory for it
+])  # fmt: skip
 def test_what_imports_meanwhile(state, on_gpu, ahead, most, expected):
     """Only what will likely be wanted: two pairs ahead on a GPU, one on a CPU's few cores."""
     assert imports(state, on_gpu, ahead, most) == expected

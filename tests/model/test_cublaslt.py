@@ -11,14 +11,11 @@ import pytest
 from model import cublaslt
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "product_kernels_h100.json"
-KINDS = {
-    "logits": (False, True, cublaslt.PLAIN),
-    "heads": (False, True, cublaslt.ADD_BIAS),
-    "attention's projection": (False, True, cublaslt.ADD_BIAS),
-    "MLP out": (False, True, cublaslt.ADD_BIAS),
-    "MLP in, GELU": (False, True, cublaslt.GELU_AUX_BIAS),
-    "MLP out, GELU, by input": (False, False, cublaslt.DGELU),
-}
+KINDS = {"logits": (False, True, cublaslt.PLAIN), "heads": (False, True, cublaslt.ADD_BIAS),
+         "attention's projection": (False, True, cublaslt.ADD_BIAS),
+         "MLP out": (False, True, cublaslt.ADD_BIAS),
+         "MLP in, GELU": (False, True, cublaslt.GELU_AUX_BIAS),
+         "MLP out, GELU, by input": (False, False, cublaslt.DGELU)}  # fmt: skip
 
 
 class Kernel:

@@ -20,27 +20,17 @@ from model.workloads import train_step
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {
-    "size": "tiny",
-    "batch": 2,
-    "seq": 16,
-    "precision": "fp32",
-    "compile": False,
-    "device": "cpu",
+    "size": "tiny", "batch": 2, "seq": 16, "precision": "fp32", "compile": False, "device": "cpu",
     "micro_steps": 2,
-    "grad_clip": 1e9,  # so that gradients can be compared as they are
-}
+    "grad_clip": 1e9  # so that gradients can be compared as they are
+}  # fmt: skip
 COMPILED = {"compile": True}
 WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "small buckets": {"bucket_cap_mb": 0.01},
-    "one bucket": {"bucket_cap_mb": 100},
-    "views": {"gradient_as_bucket_view": True},
-    "static": {"static_graph": True},
-    "unused": {"find_unused_parameters": True},
-    "compiled before": COMPILED | {"bucket_cap_mb": 1},
+    "default": {}, "small buckets": {"bucket_cap_mb": 0.01}, "one bucket": {"bucket_cap_mb": 100},
+    "views": {"gradient_as_bucket_view": True}, "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True}, "compiled before": COMPILED | {"bucket_cap_mb": 1},
     "compiled before, unsplit": COMPILED | {"optimize_ddp": False},
-    "compiled after": COMPILED | {"compile_before_wrap": False},
-}
+    "compiled after": COMPILED | {"compile_before_wrap": False}}  # fmt: skip
 STEPS = 3  # buckets are arranged anew in the second
 
 
@@ -98,23 +88,18 @@ def test_gradients_are_those_of_one_process_on_all_batches(ranks, way: str):
             torch.testing.assert_close(first[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0; possible: a finite number above 0"),
-        ({"bucket_cap_mb": "25"}, "bucket_cap_mb is '25'; possible: "),
-        ({"bucket_cap_mb": True}, "bucket_cap_mb is True; possible: "),
-        (
-            COMPILED | {"bucket_cap_mb": 0.5},
-            "bucket_cap_mb with compile and optimize_ddp is 0.5; possible: a number of 1 or more",
-        ),
-        ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is 1; possible: True, False"),
-        ({"static_graph": None}, "static_graph is None; possible: True, False"),
-        ({"find_unused_parameters": "no"}, "find_unused_parameters is 'no'; possible: "),
-        ({"compile_before_wrap": 0}, "compile_before_wrap is 0; possible: True, False"),
-        ({"optimize_ddp": "ddp_optimizer"}, "optimize_ddp is 'ddp_optimizer'; possible: True"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0; possible: a finite number above 0"),
+    ({"bucket_cap_mb": "25"}, "bucket_cap_mb is '25'; possible: "),
+    ({"bucket_cap_mb": True}, "bucket_cap_mb is True; possible: "),
+    (COMPILED | {"bucket_cap_mb": 0.5},
+     "bucket_cap_mb with compile and optimize_ddp is 0.5; possible: a number of 1 or more"),
+    ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is 1; possible: True, False"),
+    ({"static_graph": None}, "static_graph is None; possible: True, False"),
+    ({"find_unused_parameters": "no"}, "find_unused_parameters is 'no'; possible: "),
+    ({"compile_before_wrap": 0}, "compile_before_wrap is 0; possible: True, False"),
+    ({"optimize_ddp": "ddp_optimizer"}, "optimize_ddp is 'ddp_optimizer'; possible: True"),
+])  # fmt: skip
 def test_an_impossible_setting_is_refused_on_one_rank_too(change, message: str):
     """It is a ValueError of one line with the value found and the values possible."""
     with pytest.raises(ValueError) as caught:
@@ -127,13 +112,8 @@ def test_on_one_rank_the_settings_change_nothing():
     """Every setting turned round: the same gradients to the last bit, nothing is wrapped."""
     plain = gradients()
     turned = gradients(
-        bucket_cap_mb=1.5,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        find_unused_parameters=True,
-        compile_before_wrap=False,
-        optimize_ddp=False,
-    )
+        bucket_cap_mb=1.5, gradient_as_bucket_view=True, static_graph=True,
+        find_unused_parameters=True, compile_before_wrap=False, optimize_ddp=False)  # fmt: skip
     for one, other in zip(plain, turned, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 

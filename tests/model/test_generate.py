@@ -93,17 +93,14 @@ def test_choices_have_the_models_frequencies():
         torch.testing.assert_close(shares, wanted.softmax(-1), rtol=0, atol=0.01)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "tokens", "message"),
-    [
-        ([], 5, "a prompt is empty"),
-        ([[1], []], 5, "a prompt is empty"),
-        ([[1] * 40], 31, "40 tokens of prompt and 31 more are 71; possible: at most 70"),
-        ([[101]], 5, "id 101 in a prompt; possible: 0 to 100"),
-        ([[-1]], 5, "id -1 in a prompt"),
-        ([[1]], 0, "tokens is 0; possible: an int of 1 or more"),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "tokens", "message"), [
+    ([], 5, "a prompt is empty"),
+    ([[1], []], 5, "a prompt is empty"),
+    ([[1] * 40], 31, "40 tokens of prompt and 31 more are 71; possible: at most 70"),
+    ([[101]], 5, "id 101 in a prompt; possible: 0 to 100"),
+    ([[-1]], 5, "id -1 in a prompt"),
+    ([[1]], 0, "tokens is 0; possible: an int of 1 or more"),
+])  # fmt: skip
 def test_an_impossible_request_is_refused(prompts, tokens: int, message: str):
     """It is an error of one line with the value found and the values possible."""
     with pytest.raises(ValueError, match=message):

@@ -48,16 +48,9 @@ def as_ours(name: str, tensor: Tensor) -> Tensor:
 def reference_model(config: GPTConfig) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     reference_config = transformers.GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.block_size,
-        n_embd=config.n_embd,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        activation_function="gelu_new",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
+        vocab_size=config.vocab_size, n_positions=config.block_size, n_embd=config.n_embd,
+        n_layer=config.n_layer, n_head=config.n_head, activation_function="gelu_new",
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)  # fmt: skip
     torch.manual_seed(3)
     reference = transformers.GPT2LMHeadModel(reference_config)
     with torch.no_grad():

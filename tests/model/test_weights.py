@@ -29,14 +29,9 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
     """A GPT-2 of transformers, saved as it saves it, and as older versions did."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=TINY.vocab_size,
-        n_positions=TINY.block_size,
-        n_embd=TINY.n_embd,
-        n_layer=TINY.n_layer,
-        n_head=TINY.n_head,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+        vocab_size=TINY.vocab_size, n_positions=TINY.block_size, n_embd=TINY.n_embd,
+        n_layer=TINY.n_layer, n_head=TINY.n_head, bos_token_id=None,
+        eos_token_id=None)  # fmt: skip
     torch.manual_seed(3)
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
@@ -119,17 +114,14 @@ def test_a_checkpoint_with_objects_is_read_on_request_alone(
     assert torch.equal(model.wpe.weight, named()["transformer.wpe.weight"])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"transformer.h.1.ln_2.bias": None}, "missing h.1.ln_2.bias; unknown nothing"),
-        ({"transformer.h.0.rotary": torch.ones(2)}, "missing nothing; unknown h.0.rotary"),
-        ({"transformer.wpe.weight": None}, "holds no GPT-2"),
-        ({"transformer.ln_f.bias": torch.ones(3)}, r"ln_f.bias has shape \(3,\), wanted is \(128"),
-        ({"lm_head.weight": torch.ones(97, 128)}, "lm_head.weight is not wte.weight"),
-        ({"transformer.h.0.x": 3}, "holds no weights of a GPT-2"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"transformer.h.1.ln_2.bias": None}, "missing h.1.ln_2.bias; unknown nothing"),
+    ({"transformer.h.0.rotary": torch.ones(2)}, "missing nothing; unknown h.0.rotary"),
+    ({"transformer.wpe.weight": None}, "holds no GPT-2"),
+    ({"transformer.ln_f.bias": torch.ones(3)}, r"ln_f.bias has shape \(3,\), wanted is \(128"),
+    ({"lm_head.weight": torch.ones(97, 128)}, "lm_head.weight is not wte.weight"),
+    ({"transformer.h.0.x": 3}, "holds no weights of a GPT-2"),
+])  # fmt: skip
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str):
     """A name too few or too many, another shape, an untied output layer: each is named."""
     whole = {n: v.t() if ".h." in n and v.dim() == 2 else v for n, v in named().items()}

@@ -64,16 +64,10 @@ GIT_CONFIG = """[core]
 	bare = false
 	logallrefupdates = true
 """
-KNOWN_COUNTS = {
-    "flops_per_step": 1000,
-    "operator_calls_per_step": 100,
-    "compiled_operator_calls_per_step": 50,
-    "launches_per_step": 200,
-    "generated_kernels": 7,
-    "graph_breaks": 0,
-    "unique_graphs": 1,
-    "peak_allocated_bytes": 64 * 2**20,
-}
+KNOWN_COUNTS = {"flops_per_step": 1000, "operator_calls_per_step": 100,
+                "compiled_operator_calls_per_step": 50, "launches_per_step": 200,
+                "generated_kernels": 7, "graph_breaks": 0, "unique_graphs": 1,
+                "peak_allocated_bytes": 64 * 2**20}  # fmt: skip
 H200 = Gpu("GPU-11111111-2222", "NVIDIA H200", "580.65.06", 1980)
 
 
@@ -86,28 +80,17 @@ def launch(index: int, step_ms: float) -> Launch:
 
 def sound_evidence(case: Case, serial: int) -> Evidence:
     """Everything that the case gates, measured without a fault: 10 ms a step."""
-    return Evidence(
-        case_id=case.id,
-        case=case.as_dict(),
-        date=f"2030-01-01T00:{serial // 60:02d}:{serial % 60:02d}+00:00",
-        commit=COMMIT,
-        dirty=(),
-        command="pytest",
-        planned_launches=case.launches,
-        gates=case.gates,
-        margins_pct=case.margins_pct,
-        extended=case.extended,
-        fingerprint=Fingerprint(
-            device_name=H200.name if case.device == "cuda" else "x86_64",
-            device_uuid=H200.uuid if case.device == "cuda" else "",
-            torch="2.13.0",
-            driver=H200.driver if case.device == "cuda" else "",
-        ),
-        launches=tuple(launch(i + 1, 10.0) for i in range(case.launches)),
-        counts=Counts(counted(KNOWN_COUNTS, case.device, case.world_size)),
-        tokens_per_step=64,
-        wall_s=1.0,
-    )
+    return Evidence(case_id=case.id, case=case.as_dict(),
+                    date=f"2030-01-01T00:{serial // 60:02d}:{serial % 60:02d}+00:00", commit=COMMIT,
+                    dirty=(), command="pytest", planned_launches=case.launches, gates=case.gates,
+                    margins_pct=case.margins_pct, extended=case.extended,
+                    fingerprint=Fingerprint(
+                        device_name=H200.name if case.device == "cuda" else "x86_64",
+                        device_uuid=H200.uuid if case.device == "cuda" else "", torch="2.13.0",
+                        driver=H200.driver if case.device == "cuda" else ""),
+                    launches=tuple(launch(i + 1, 10.0) for i in range(case.launches)),
+                    counts=Counts(counted(KNOWN_COUNTS, case.device, case.world_size)),
+                    tokens_per_step=64, wall_s=1.0)  # fmt: skip
 
 
 class Run:

@@ -46,13 +46,10 @@ def conftest(project, text, how=EARLY):
 
 
 @pytest.mark.parametrize("how", [EARLY, LATE])
-@pytest.mark.parametrize(
-    ("text", "change"),
-    [
-        (SETS, "MKL_CBWR unset -> COMPATIBLE"),
-        (FEWER, f"limit of open files {FILES[0]} of {FILES[1]} -> {FILES[0] - 1} of {FILES[1]}"),
-    ],
-)
+@pytest.mark.parametrize(("text", "change"), [
+    (SETS, "MKL_CBWR unset -> COMPATIBLE"),
+    (FEWER, f"limit of open files {FILES[0]} of {FILES[1]} -> {FILES[0] - 1} of {FILES[1]}"),
+])  # fmt: skip
 def test_what_the_tree_sets_in_pytest_is_a_problem(project, how, text, change):
     """As a conftest is imported, or by a fixture for its case alone, which sets it back."""
     conftest(project, text, how)

@@ -34,16 +34,9 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md", failed=1)
     edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
     said = "judged by the baselines and waivers of main (????????????), and by waivers that*"
-    result.says(
-        "stepguard: no GPU*",
-        f"stepguard: {said}",
-        f"stepguard:   {edit}",
-        "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
-        "*= performance =*",
-        said,
-        f"  {edit}",
-        "case *",
-    )
+    result.says("stepguard: no GPU*", f"stepguard: {said}", f"stepguard:   {edit}",
+                "linear?nano?: CHANGED: generated_kernels 7 -> 8*", "*= performance =*", said,
+                f"  {edit}", "case *")  # fmt: skip
     document = json.loads((gate.path / "run.json").read_text())
     assert document["results"][0]["text"]["steps"][0].startswith(
         "this tree's baseline accepts it: review"
@@ -107,17 +100,12 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     result.says("*cpu.json: linear?new?: none -> recorded, sync_candidates_per_step 10*")
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--perf-base="], "*--perf-base: empty*"),
-        (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
-        (
-            ["--perf-base=main", "--perf-update"],
-            "*a run that records is judged by its own baselines: *",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    (["--perf-base="], "*--perf-base: empty*"),
+    (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
+    (["--perf-base=main", "--perf-update"],
+     "*a run that records is judged by its own baselines: *"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_refused(gate, options, why):
     """Before anything is measured."""
     branch(gate)

@@ -14,12 +14,9 @@ from stepguard.machine.git.revision import run_git
 from stepguard.storage import run_document_file
 from stepguard.storage.run_document_file import load_document
 
-JSON_FILES = {
-    "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
-    "trace.json": '{"schemaVersion": 1, "traceEvents": []}',
-    "list.json": "[1, 2]",
-    "text.json": "notes",
-}
+JSON_FILES = {"cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
+              "trace.json": '{"schemaVersion": 1, "traceEvents": []}', "list.json": "[1, 2]",
+              "text.json": "notes"}  # fmt: skip
 
 
 @pytest.fixture
@@ -153,19 +150,16 @@ def test_a_conftest_that_ends_the_process_leaves_no_older_document(mixed, folder
     assert (result.ret, path.exists()) == (0, False)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        OLD,
-        '{"case": "f[x]", "verdict": {}, "evidence": "a/evidence.json"}',
-        '[{"case_id": "f[x]", "outcome": "passed", "headline": "same"}]',
-        "[]",
-        '{"ranks": []}',
-        '{"ranks": [], "collectives": []}',
-        '{"explanation": {}, "before": {}, "after": {}}',
-        '{"schema": 1, "sweep": {}, "rows": []}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    OLD,
+    '{"case": "f[x]", "verdict": {}, "evidence": "a/evidence.json"}',
+    '[{"case_id": "f[x]", "outcome": "passed", "headline": "same"}]',
+    "[]",
+    '{"ranks": []}',
+    '{"ranks": [], "collectives": []}',
+    '{"explanation": {}, "before": {}, "after": {}}',
+    '{"schema": 1, "sweep": {}, "rows": []}',
+])  # fmt: skip
 def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     """Whichever command wrote it, and whichever version."""
     path = tmp_path / "out.json"
@@ -175,13 +169,10 @@ def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     assert run_document_file.unwritable(path).startswith("is no earlier document")
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--perf-baselines=none",), "--perf-baselines=none: no such folder"),
-        (("no_such_file.py",), "pytest refused its arguments"),
-    ],
-)
+@pytest.mark.parametrize(("options", "text"), [
+    (("--perf-baselines=none",), "--perf-baselines=none: no such folder"),
+    (("no_such_file.py",), "pytest refused its arguments"),
+])  # fmt: skip
 def test_a_run_that_was_refused_leaves_a_document(mixed, options, text):
     """Whoever waits for one learns why nothing was measured, and never reads an older one."""
     (mixed.path / "run.json").write_text(OLD)
@@ -252,13 +243,10 @@ def test_a_second_interrupt_makes_no_pass(mixed):
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("baselines", "is a folder: name a file in it"),
-        ("test_perf.py/run.json", "a part of its path is a file: name a file in a folder"),
-    ],
-)
+@pytest.mark.parametrize(("path", "told"), [
+    ("baselines", "is a folder: name a file in it"),
+    ("test_perf.py/run.json", "a part of its path is a file: name a file in a folder"),
+])  # fmt: skip
 def test_a_path_that_cannot_be_written_is_refused_at_once(mixed, option, path, told):
     """A folder, or a path below a file: exit 4 before an hour of measuring is lost to it."""
     result = mixed.run(f"{option}={path}")
@@ -284,20 +272,15 @@ def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        (
-            "test_perf.py",
-            "is a file that may be yours, *: name one that ends in .json, .md, .html, .txt",
-        ),
-        ("notes.md", "is a file in git, *: name another one"),
-        ("cpu.json", "is a baseline, *: name another file"),
-        ("trace.json", "is no earlier document, *: name another file"),
-        ("list.json", "is no earlier document, *: name another file"),
-        ("text.json", "is no earlier document, *: name another file"),
-    ],
-)
+@pytest.mark.parametrize(("path", "told"), [
+    ("test_perf.py",
+     "is a file that may be yours, *: name one that ends in .json, .md, .html, .txt"),
+    ("notes.md", "is a file in git, *: name another one"),
+    ("cpu.json", "is a baseline, *: name another file"),
+    ("trace.json", "is no earlier document, *: name another file"),
+    ("list.json", "is no earlier document, *: name another file"),
+    ("text.json", "is no earlier document, *: name another file"),
+])  # fmt: skip
 def test_a_file_of_the_user_stays(mixed, option, path, told):
     """The test file that follows an option without its value, what git has, a baseline that it does
     not have yet, and any other JSON that is no document of ours: exit 4 at once.

@@ -35,53 +35,21 @@ def test_faster_passes_loudly(gate, h200):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (
-            {"counters": {"operator_calls_per_step": 101}},
-            "linear?124m?: CHANGED: operator_calls_per_step 100 -> 101*",
-        ),
-        (
-            {"counters": {"operator_calls_per_step": 99}},
-            "linear?124m?: CHANGED: operator_calls_per_step 100 -> 99*",
-        ),
-        (
-            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 2**16}},
-            "linear?124m?: CHANGED: peak_allocated_bytes 64.000 MiB -> 64.062 MiB (+65,536*",
-        ),
-        (
-            {"counters": {"launches_per_step": 205}},
-            "linear?124m?: CHANGED: launches_per_step 200 -> 205*",
-        ),
-    ],
-    ids=["work rises", "work falls", "one block of memory", "launches"],
-)
-def test_changed_fails(gate, h200, change, line):
+def test_changed_fails(gate, h200):
     """CHANGED is a failed test, exit 1; the line names old -> new."""
-    result = outcome(gate, h200, change)
+    result = outcome(gate, h200, {"counters": {"operator_calls_per_step": 101}})
     result.assert_outcomes(failed=1)
     assert result.ret == 1
+    line = "linear?124m?: CHANGED: operator_calls_per_step 100 -> 101*"
     result.stdout.fnmatch_lines([line, "  accept: *-m stepguard accept 'linear?124m?' *"])
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"torch": "2.14.0"}, "NOT COMPARABLE"),
-        ({"tokens_per_step": 65}, "NOT COMPARABLE"),
-        (faulty("RAISED"), "BROKEN"),
-        (faulty("KILLED"), "BROKEN"),
-        (faulty("NO_ANSWER"), "BROKEN"),
-        (faulty("FOREIGN_PROCESS"), "UNFIT"),
-        (faulty("THROTTLED"), "UNFIT"),
-        ({"launches": ()}, "BROKEN"),
-        ({"planned_launches": 4}, "BROKEN"),
-        ({"fingerprint": None}, "BROKEN"),
-        ({"step_ms": 11.0}, "INCONCLUSIVE"),
-    ],
-    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("change", "word"), [
+    ({"torch": "2.14.0"}, "NOT COMPARABLE"),
+    (faulty("RAISED"), "BROKEN"),
+    (faulty("THROTTLED"), "UNFIT"),
+    ({"step_ms": 11.0}, "INCONCLUSIVE"),
+], ids=lambda value: str(value)[:30] if isinstance(value, str) else "")  # fmt: skip
 def test_what_could_not_decide_is_an_error(gate, h200, change, word):
     """A verdict that decides nothing is an error of its test, not a failure, and exit 1."""
     result = outcome(gate, h200, change)

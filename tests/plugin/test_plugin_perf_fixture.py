@@ -74,14 +74,10 @@ def test_perf_called_twice_is_refused(unchanged):
     result.stdout.no_fnmatch_line("same *100%]")
 
 
-@pytest.mark.parametrize(
-    "caught",
-    [
-        "try:\n        perf(case)\n    except BaseException:\n        pass",
-        "with pytest.raises(pytest.fail.Exception):\n        perf(case)",
-    ],
-    ids=["except", "raises"],
-)
+@pytest.mark.parametrize("caught", [
+    "try:\n        perf(case)\n    except BaseException:\n        pass",
+    "with pytest.raises(pytest.fail.Exception):\n        perf(case)",
+], ids=["except", "raises"])  # fmt: skip
 def test_a_caught_failure_still_fails(changed, caught):
     """A test that swallows the verdict's exception does not pass."""
     changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    {caught}\n")

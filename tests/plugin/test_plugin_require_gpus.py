@@ -10,22 +10,19 @@ from stepguard.machine.gpu.nvml import MachineError
 SHOWS = "*--perf-require-gpus={}: this machine shows {}; see: * -m stepguard doctor"
 
 
-@pytest.mark.parametrize(
-    ("shown", "hidden", "arguments", "says"),
-    [
-        (0, 0, ("--perf-require-gpus=2",), SHOWS.format(2, 0)),
-        (1, 0, ("--perf-require-gpus=2",), SHOWS.format(2, 1)),
-        # -k and -m that leave the GPU cases out do not switch the requirement off.
-        (0, 0, ("--perf-require-gpus=1", "-k", "nano"), SHOWS.format(1, 0)),
-        (0, 0, ("--perf-require-gpus=1", "-m", "smoke"), SHOWS.format(1, 0)),
-        # One card is asked for and here, another is hidden: the cases of two would be skipped.
-        (1, 1, ("--perf-require-gpus=1",), SHOWS.format(1, "1 of 2, look at CUDA_VISIBLE_DEVICES")),
-        (0, 0, ("--perf-require-gpus=many",), "*'many': give 0 or more"),
-        (0, 0, ("--perf-require-gpus=1.5",), "*'1.5': give 0 or more"),
-        (0, 0, ("--perf-require-gpus=",), "*'': give 0 or more"),
-        (0, 0, ("--perf-require-gpus=-1",), "*'-1': give 0 or more"),
-    ],
-)
+@pytest.mark.parametrize(("shown", "hidden", "arguments", "says"), [
+    (0, 0, ("--perf-require-gpus=2",), SHOWS.format(2, 0)),
+    (1, 0, ("--perf-require-gpus=2",), SHOWS.format(2, 1)),
+    # -k and -m that leave the GPU cases out do not switch the requirement off.
+    (0, 0, ("--perf-require-gpus=1", "-k", "nano"), SHOWS.format(1, 0)),
+    (0, 0, ("--perf-require-gpus=1", "-m", "smoke"), SHOWS.format(1, 0)),
+    # One card is asked for and here, another is hidden: the cases of two would be skipped.
+    (1, 1, ("--perf-require-gpus=1",), SHOWS.format(1, "1 of 2, look at CUDA_VISIBLE_DEVICES")),
+    (0, 0, ("--perf-require-gpus=many",), "*'many': give 0 or more"),
+    (0, 0, ("--perf-require-gpus=1.5",), "*'1.5': give 0 or more"),
+    (0, 0, ("--perf-require-gpus=",), "*'': give 0 or more"),
+    (0, 0, ("--perf-require-gpus=-1",), "*'-1': give 0 or more"),
+])  # fmt: skip
 def test_too_few_gpus_are_a_usage_error(gate, h200, shown, hidden, arguments, says):
     """Exit 4, and nothing is measured. Who asks for none may hide them."""
     gate.gpus, gate.hidden_gpus = [h200] * shown, hidden

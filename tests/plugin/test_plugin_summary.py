@@ -7,36 +7,6 @@ from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 
 
-def test_the_summary_is_ordered_worst_first(gate, h200):
-    """Table and explanations go from BROKEN over CHANGED and NO BASELINE to FASTER and same."""
-    gate.gpus = [h200]
-    cases = {
-        name: gate.cuda(name) for name in ("a-same", "b-faster", "c-changed", "d-new", "e-bad")
-    }
-    gate.suite(*cases.values())
-    gate.record(*(case for name, case in cases.items() if name != "d-new"))
-    gate.will_measure(cases["b-faster"], counters={"generated_kernels": 6})
-    gate.will_measure(cases["c-changed"], counters={"recompiles": 30})
-    gate.will_measure(cases["e-bad"], faults=(Fault(Reason.KILLED, "rank 0 was killed"),))
-    result = gate.run()
-    assert result.ret == 1
-    result.says(
-        "*= performance =*",
-        "case *verdict",
-        "linear?e-bad? *BROKEN",
-        "linear?c-changed? *10.000*10.000*+0.00*CHANGED",
-        "linear?d-new? *NO BASELINE",
-        "linear?b-faster? *FASTER",
-        "linear?a-same? *same",
-        "1 BROKEN, 1 CHANGED, 1 NO BASELINE, 1 FASTER, 1 same",
-        "linear?e-bad?: BROKEN: rank 0 was killed",
-        "linear?c-changed?: CHANGED: *",
-        "linear?d-new?: NO BASELINE: *",
-        "linear?b-faster?: FASTER: *",
-    )
-    result.stdout.no_fnmatch_line("linear?a-same?: same*")
-
-
 def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
     """However long the case's name and the worker's words are: uncut where no terminal is, under
     FAILURES or ERRORS with everything and in the summary as a line; nowhere is a piece of it.

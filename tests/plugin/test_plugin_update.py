@@ -44,12 +44,9 @@ def test_the_first_recording(committed):
     again.says("1 same")
 
 
-MOVED = {
-    "SLOWER": {"step_ms": 20.0},
-    "FASTER": {"step_ms": 5.0},
-    "CHANGED": {"counters": {"flops_per_step": 2000}},
-    "NOT COMPARABLE": {"torch": "2.14.0"},
-}
+MOVED = {"SLOWER": {"step_ms": 20.0}, "FASTER": {"step_ms": 5.0},
+         "CHANGED": {"counters": {"flops_per_step": 2000}},
+         "NOT COMPARABLE": {"torch": "2.14.0"}}  # fmt: skip
 
 
 @pytest.mark.parametrize(("verdict", "now"), MOVED.items(), ids=MOVED)
@@ -177,21 +174,3 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
 
 
 # Several cases
-
-
-@pytest.fixture
-def three(gate, h200):
-    """Three committed GPU cases with a baseline of 10 ms, and a new one."""
-    gate.gpus = [h200]
-    known = [gate.cuda(name) for name in "abc"]
-    gate.suite(*known, gate.cuda("new"))
-    gate.record(*known)
-    gate.commit()
-    gate.known = known
-    return gate
-
-
-def move(gate, *step_ms):
-    """What the known cases take from now on."""
-    for case, ms in zip(gate.known, step_ms, strict=True):
-        gate.will_measure(case, step_ms=ms)

@@ -19,14 +19,9 @@ def slower(gate):
 
 def waive(gate, days=10, **changes):
     """Write a waiver of the graph breaks by hand."""
-    one = {
-        "case": "linear[nano]",
-        "metric": "graph_breaks",
-        "value": 2,
-        "reason": "waits for torch",
-        "who": "A. Author",
-        "expires": (today() + timedelta(days)).isoformat(),
-    }
+    one = {"case": "linear[nano]", "metric": "graph_breaks", "value": 2,
+           "reason": "waits for torch", "who": "A. Author",
+           "expires": (today() + timedelta(days)).isoformat()}  # fmt: skip
     plain = {name: value for name, value in (one | changes).items() if value is not None}
     text = json.dumps({"schema": 1, "waivers": [plain]})
     (gate.baselines / "waivers.json").write_text(text)

@@ -135,17 +135,12 @@ def work_beside(gate, h200):
     beside(gate, h200, flops_per_step=2000)
 
 
-RED = {
-    (a_sync, ()): {"accept", "waive"},
-    (other_work, ()): {"accept", "waive"},
-    (uncommitted, ()): {"accept", "waive"},
-    (unrecorded, ()): {"accept"},
-    (parameters, ()): {"accept"},
-    (slower, ()): {"accept", "waive"},
-    (slower_beside, (BESIDE,)): {"waive", "merge"},
-    (breaks_beside, (BESIDE,)): {"waive", "merge"},
-    (work_beside, (BESIDE,)): {"merge"},
-}
+RED = {(a_sync, ()): {"accept", "waive"}, (other_work, ()): {"accept", "waive"},
+       (uncommitted, ()): {"accept", "waive"}, (unrecorded, ()): {"accept"},
+       (parameters, ()): {"accept"}, (slower, ()): {"accept", "waive"},
+       (slower_beside, (BESIDE,)): {"waive", "merge"},
+       (breaks_beside, (BESIDE,)): {"waive", "merge"},
+       (work_beside, (BESIDE,)): {"merge"}}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -63,18 +63,15 @@ def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
 PROBLEM = Problem(code=ProblemCode.CASE_MISSING, text="gone")
 
 
-@pytest.mark.parametrize(
-    ("document", "conclusion", "title"),
-    [
-        (run_document(SAME), "success", "passed: 1 same"),
-        (run_document(SAME, SAME), "success", "passed: 2 same"),
-        (run_document(SAME, passed=False), "failure", "failed: 1 same"),
-        (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
-        (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
-        (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
-        (run_document(passed=True), "failure", "failed: nothing was measured"),
-    ],
-)
+@pytest.mark.parametrize(("document", "conclusion", "title"), [
+    (run_document(SAME), "success", "passed: 1 same"),
+    (run_document(SAME, SAME), "success", "passed: 2 same"),
+    (run_document(SAME, passed=False), "failure", "failed: 1 same"),
+    (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
+    (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
+    (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
+    (run_document(passed=True), "failure", "failed: nothing was measured"),
+])  # fmt: skip
 def test_conclusion_title_and_pages_say_the_same(document, conclusion, title):
     """All follow from the document's outcome: no pass if a case, a problem or pytest says so, or if
     nothing was measured.
@@ -105,29 +102,18 @@ EXCERPT = {
     "properties": {
         "status": {"enum": ["queued", "in_progress", "completed"]},
         "conclusion": {"enum": ["action_required", "cancelled", "failure", "neutral", "success"]},
-        "output": {
-            "type": "object",
-            "required": ["title", "summary"],
-            "properties": {
-                "summary": {"type": "string", "maxLength": 65535},
-                "annotations": {
-                    "type": "array",
-                    "maxItems": 50,
-                    "items": {
-                        "type": "object",
-                        "required": [
-                            *("path", "start_line", "end_line", "annotation_level", "message")
-                        ],
-                        "properties": {
-                            "annotation_level": {"enum": ["notice", "warning", "failure"]},
-                            "start_line": {"type": "integer"},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+        "output": {"type": "object", "required": ["title", "summary"],
+                   "properties": {"summary": {"type": "string", "maxLength": 65535},
+                                  "annotations": {
+                                      "type": "array", "maxItems": 50,
+                                      "items": {"type": "object",
+                                                "required": [*("path", "start_line", "end_line",
+                                                               "annotation_level", "message")],
+                                                "properties": {
+                                                    "annotation_level": {
+                                                        "enum": ["notice", "warning", "failure"]},
+                                                    "start_line": {"type": "integer"}}}}}}},
+}  # fmt: skip
 
 
 def every_request():

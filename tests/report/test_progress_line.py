@@ -201,37 +201,17 @@ def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
     assert left == [first, "about 2:00 left", "about 1:05 left"]
 
 
-@pytest.mark.parametrize(
-    ("last_s", "took_s", "expected"),
-    [
-        ({}, {}, None),  # nothing is known
-        ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
-        ({"a": 40.0}, {}, 40.0),  # its own last time
-        ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
-        ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
-        ({"b": 30.0}, {"b": 60.0}, 60.0),
-    ],
-)
+@pytest.mark.parametrize(("last_s", "took_s", "expected"), [
+    ({}, {}, None),  # nothing is known
+    ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
+    ({"a": 40.0}, {}, 40.0),  # its own last time
+    ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
+    ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
+    ({"b": 30.0}, {"b": 60.0}, 60.0),
+])  # fmt: skip
 def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
     """What it took the last time, at this run's pace; else the mean of this run."""
     assert expected_s("a", last_s, took_s) == expected
-
-
-def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
-    """Told the same stage again, the line shows its seconds; another stage starts anew."""
-    line = screen.line([("a", "cuda")])
-    line.begin("a")
-    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
-        line.stage(text)
-        assert expected in screen.shown
-        screen.now_s += 3.5
-    line.stage("warm-up")
-    assert "a: warm-up  " in screen.shown and "0:07" in screen.shown
-    line.end()
-    line.begin("a")
-    screen.now_s += 2
-    line.stage("warm-up")
-    assert "a: warm-up  " in screen.shown, "another case's stage of the same name"
 
 
 def test_without_a_terminal_a_case_is_a_line(screen):
@@ -272,17 +252,3 @@ def test_a_log_has_a_line_every_half_minute(screen, verbose):
     if verbose:
         told = [stages[0], told[0], stages[1], told[1].replace("60.0 s  a: 10", "80.0 s  a: 30")]
     assert [text.rstrip("\n") for text in screen.written[1:]] == told
-
-
-@pytest.mark.parametrize(("width", "shown"), [(80, False), (120, True)])
-def test_a_terminal_shows_what_pairs_say_if_it_has_room(monkeypatch, width, shown):
-    """Stage and time come first, and no further line is written."""
-    screen = Terminal(monkeypatch, width)
-    line = screen.line([("train_step[nano]", "cpu")])
-    line.begin("train_step[nano]", 900.0)
-    for _ in range(40):
-        line.stage("pair 7 head: warm-up; step_ms +0.04 [-0.12, +0.20] % over 6 pairs")
-        screen.now_s += 1
-    assert "pair 7 head: warm-up" in screen.shown and "up to about 15:00" in screen.shown
-    assert ("[-0.12, +0.20] % over 6 pairs" in screen.shown) is shown
-    assert len([row for row in screen.rows if row.strip()]) == 1

@@ -47,17 +47,14 @@ PAIRS = {
     "another line": (case("a", risen()), case("b", risen(OTHER)), False),
     "another counter": (case("a", risen()), case("b", risen(metric="graph_breaks")), False),
     "one more counter": (
-        case("a", risen()),
-        case("b", risen(), risen(None, "graph_breaks")),
-        False,
-    ),
+        case("a", risen()), case("b", risen(), risen(None, "graph_breaks")), False),
     "a time, too": (case("a", risen(), TIME), case("b", risen(), TIME), False),
     "no line": (case("a", risen(None)), case("b", risen(None)), False),
     "the same traceback": (broken("a"), broken("b"), True),
     "another traceback": (broken("a"), broken("b", "KeyError: x"), False),
     "the same unstable line": (unstable("a", ITEM), unstable("b", ITEM), True),
     "another unstable line": (unstable("a", ITEM), unstable("b", OTHER), False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("first", "second", "same"), PAIRS.values(), ids=PAIRS)

@@ -26,18 +26,15 @@ ONE, TWO = measured("one", 1000.0), measured("two", 1946.0, world_size=2)
 LINE = "scaling efficiency of train_step[two]: 97.3 % of train_step[one] (tokens/s per rank)"
 
 
-@pytest.mark.parametrize(
-    ("results", "lines"),
-    [
-        ([ONE, TWO], [LINE]),
-        ([TWO, ONE, measured("again", 900.0)], [LINE]),
-        ([TWO], []),
-        ([ONE, measured("other", 900.0, world_size=2, batch=32)], []),
-        ([ONE, measured("unknown", None, world_size=2)], []),
-        ([measured("unknown", None), TWO], []),
-        ([measured("a", 9.0, device="cpu"), measured("b", 9.0, device="cpu", world_size=2)], []),
-    ],
-)
+@pytest.mark.parametrize(("results", "lines"), [
+    ([ONE, TWO], [LINE]),
+    ([TWO, ONE, measured("again", 900.0)], [LINE]),
+    ([TWO], []),
+    ([ONE, measured("other", 900.0, world_size=2, batch=32)], []),
+    ([ONE, measured("unknown", None, world_size=2)], []),
+    ([measured("unknown", None), TWO], []),
+    ([measured("a", 9.0, device="cpu"), measured("b", 9.0, device="cpu", world_size=2)], []),
+])  # fmt: skip
 def test_it_is_said_of_the_same_case_on_one_gpu_and_on_several(results, lines):
     """The first such case counts. Without tokens there is no pace to compare."""
     assert list(scaling_lines(results)) == lines

@@ -61,15 +61,9 @@ def at(pct, **changes):
 def counting(found, sites=None, detail=None, by_rank=None, **values):
     """Evidence with other counts, and where and of what they are."""
     counts = with_counts(found, **values).counts
-    return replace(
-        found,
-        counts=replace(
-            counts,
-            sites=sites or {},
-            detail=counts.detail | (detail or {}),
-            by_rank=by_rank or {},
-        ),
-    )
+    return replace(found,
+                   counts=replace(counts, sites=sites or {}, detail=counts.detail | (detail or {}),
+                                  by_rank=by_rank or {}))  # fmt: skip
 
 
 LOSS_ALONE = StepNumbers(listed=[("loss", [[10.98]])])

@@ -26,16 +26,10 @@ KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")
 BASE_KILLED = pairs(head={"launches": ()}, base={"faults": KILLED.faults, "launches": ()})
 EACH = pytest.mark.parametrize(
     ("kept", "read", "verdict_of"),
-    [
-        (KILLED, stepguard.core.evidence.from_json, lambda found: judge(Question(found, None))),
-        (
-            BASE_KILLED,
-            stepguard.core.comparison.from_json,
-            lambda found: rule_book.judge(Question(pairs=found)),
-        ),
-    ],
-    ids=["evidence", "comparison"],
-)
+    [(KILLED, stepguard.core.evidence.from_json, lambda found: judge(Question(found, None))),
+     (BASE_KILLED, stepguard.core.comparison.from_json,
+      lambda found: rule_book.judge(Question(pairs=found)))],
+    ids=["evidence", "comparison"])  # fmt: skip
 
 
 def older(kept):

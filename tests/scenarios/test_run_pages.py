@@ -57,20 +57,13 @@ def a_run():
     equal = (elsewhere(SYNCS), elsewhere("copies_per_step"))
     calls = calling(CALLED | {"aten.clone.default": 4}, (CLONE,))
     broken = Verdict("", Status.BROKEN, Reason.RAISED, WHY, TRACEBACK)
-    return [
-        judged("same", counting(evidence(), sites=allowed)),
-        judged("slower", at(8)),
-        judged("sync", counting(evidence(), **ROSE)),
-        judged("work", calls, entry()),
-        judged("faster", at(-8)),
-        judged("new", evidence()),
-        judged("information", at(8, gates=(SYNCS,))),
-        result("first", broken),
-        result("second", broken),
-        result("waived", replace(waived, waived_until="2026-12-31")),
-        result("moved", Verdict("", Status.SAME, Reason.EQUAL, metrics=equal)),
-        result("two-gpus", by_recordings(evidence(), entry()), world_size=2),
-    ]
+    return [judged("same", counting(evidence(), sites=allowed)), judged("slower", at(8)),
+            judged("sync", counting(evidence(), **ROSE)), judged("work", calls, entry()),
+            judged("faster", at(-8)), judged("new", evidence()),
+            judged("information", at(8, gates=(SYNCS,))), result("first", broken),
+            result("second", broken), result("waived", replace(waived, waived_until="2026-12-31")),
+            result("moved", Verdict("", Status.SAME, Reason.EQUAL, metrics=equal)),
+            result("two-gpus", by_recordings(evidence(), entry()), world_size=2)]  # fmt: skip
 
 
 def document_of(results):
@@ -89,15 +82,10 @@ def document_of(results):
     ]
     made = run_document(*(result_document(one, Commands()) for one in results))
     options = changed(made.options, arguments=[f"test_a.py::test[{n}]" for n in range(15)])
-    return changed(
-        made,
-        cases=cases,
-        options=options,
-        problems=PROBLEMS,
-        notices=notices(results),
-        base="main",
-        base_changes=["h200x1.json: step[new]: none -> recorded, step_ms 250.000"],
-    )
+    return changed(made, cases=cases, options=options, problems=PROBLEMS, notices=notices(results),
+                   base="main",
+                   base_changes=[
+                       "h200x1.json: step[new]: none -> recorded, step_ms 250.000"])  # fmt: skip
 
 
 PROBLEMS = [

@@ -84,16 +84,6 @@ def timed(*, device):
     return Work(seconds={STEP_S} * FACTOR)
 
 
-class Slept(Work):  # by the machine's clock
-    def __init__(self):
-        super().__init__()
-        time_by(*MACHINES)
-
-    def step(self):
-        super().step()
-        time.sleep({STEP_S})
-
-
 class Squeezed(Work):  # FLOPs are counted with too little memory once; lines grow in HEAD
     def __init__(self, once):
         super().__init__()
@@ -114,10 +104,6 @@ class Squeezed(Work):  # FLOPs are counted with too little memory once; lines gr
 
 def squeezed(*, once, device):
     return Squeezed(once)
-
-
-def slept(*, device):
-    return Slept()
 
 
 def stored(*, device):
@@ -366,14 +352,3 @@ def test_a_run_that_is_ended_says_what_it_knows(root, tmp_path):
     jsonschema = pytest.importorskip("jsonschema_rs")
     jsonschema.validate(schema, json.loads((tmp_path / "run.json").read_text()))
     assert_nothing_left(root)
-
-
-@pytest.mark.extended
-def test_equal_code_is_never_slower(bench):
-    """HEAD against its own commit ten times, six pairs each, as many as SLOWER needs: not once."""
-    for number in range(10):
-        found = compared(bench, "slept", "HEAD", most=6)
-        verdict = judge(Question(pairs=found))
-        assert found.pairs == 6, verdict
-        allowed = (Status.SAME, Status.INCONCLUSIVE, Status.FASTER)
-        assert verdict.status in allowed, (number, verdict.status, found.log_ratios())

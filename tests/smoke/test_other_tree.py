@@ -136,15 +136,8 @@ def run(root, tmp_path, monkeypatch):
                 sides = {"root": tree.root, "own": tree.top, "forbidden": (tree.base,)}
             return measured_alone(
                 case,
-                Bench(
-                    cache=root / ".stepguard" / "cache",
-                    folder=tmp_path / "runs",
-                    gpus=(),
-                    revision=Revision(tree.commit),
-                    command="pytest",
-                    **sides,
-                ),
-            )
+                Bench(cache=root / ".stepguard" / "cache", folder=tmp_path / "runs", gpus=(),
+                      revision=Revision(tree.commit), command="pytest", **sides))  # fmt: skip
 
     return run
 
@@ -217,15 +210,3 @@ def test_a_module_of_the_other_tree_is_a_fault(root, run, tmp_path, monkeypatch,
     found = fault(evidence)
     assert (found.code, found.during) == ("OTHER_TREE", "launch 1, count")
     assert f"{name} ({where}" in found.message and f"/{name}.py)" in found.message
-
-
-def test_a_module_of_the_other_tree_while_it_is_built(root, run, tmp_path, monkeypatch):
-    """What shadows the tree's own module is caught before the first step."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(root)!r})\nimport part\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    found = fault(run("plain"))
-    assert (found.code, found.during) == ("OTHER_TREE", "launch 1, prepare")
-    assert f"part ({root / 'part.py'})" in found.message

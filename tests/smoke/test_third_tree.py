@@ -106,23 +106,3 @@ def test_each_trees_own_package_is_judged(clones):
     assert code == 1, printed
     assert "CHANGED" in printed and " %: 8,192 in old" in printed
     assert "OTHER_TREE" not in printed and "BROKEN" not in printed
-
-
-def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):
-    """The factory is the tree's own, and what it calls is installed: both sides of a comparison run
-    that, whatever was changed in its sources.
-    """
-    git(tmp_path, "clone", "-q", str(clones[0]), "tree")
-    tree, where = tmp_path / "tree", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
-    site = tmp_path / where / "site-packages"
-    for package in (tree / "src" / "lib", site / "lib"):
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("PRODUCTS = 1\n")
-    (tree / "perf.py").write_text("import lib\n" + TRAIN.format(products="lib.PRODUCTS"))
-    test = FILES["test_perf"].replace("mypkg.train:make", "perf:make")
-    commit(tree, "factory of its own", **FILES | {"test_perf": test})
-    git(tree, "tag", "own")
-    (tree / "src" / "lib" / "__init__.py").write_text("PRODUCTS = 2\n")
-    code, printed = gate(tree, str(site), "--perf-against=own", PYTHONUSERBASE=str(tmp_path))
-    assert code == 1 and faults(tree) == [("OTHER_TREE", "first launch, prepare")], printed
-    assert "of which the two revisions have different sources" in printed

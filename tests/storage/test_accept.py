@@ -61,17 +61,6 @@ def refused(path, found, reason="", match=""):
     assert (path.read_bytes() if path.exists() else None) == before
 
 
-def test_first_recording(path):
-    """The first evidence makes the file, and judges as same from then on."""
-    done = accept(path, run(1), "")
-    assert done == Accepted(CASE_ID, Action.FIRST_RECORDING, path)
-    content = load(path)
-    assert content.machine == "NVIDIA H200"
-    (only,) = epochs(path)
-    assert only.reason == "first recording" and len(only.recordings) == 1
-    assert judge(Question(run(2), content.cases[CASE_ID])).status is Status.SAME
-
-
 @pytest.mark.parametrize("gone", ["file", "folder"])
 def test_a_file_that_git_has_is_not_begun_anew(tmp_path, gone):
     """Deleted by mistake, it has other cases and levels: it is restored, or removed from git."""
@@ -313,21 +302,18 @@ def test_the_same_evidence_is_recorded_once(path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"dirty": ("a", "b", "c", "d")}, "uncommitted changes .a, b, c and 1 more.: commit them"),
-        ({"commit": ""}, "no commit yet, or git was not on PATH; commit, then measure again"),
-        ({"faults": (Fault(Reason.RAISED, "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
-        ({"faults": (Fault(Reason.FOREIGN_PROCESS, "process 7"),)}, "UNFIT: process 7"),
-        ({"launches": ()}, "BROKEN: no launch"),
-        ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
-        ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),
-        ({"launches": (launch(blocks=(block(events_ms=(1.0,)),)),) * 3}, "BROKEN: launch 1"),
-        ({"counts": None}, "BROKEN: no values of [a-z_]+ were measured"),
-        ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"dirty": ("a", "b", "c", "d")}, "uncommitted changes .a, b, c and 1 more.: commit them"),
+    ({"commit": ""}, "no commit yet, or git was not on PATH; commit, then measure again"),
+    ({"faults": (Fault(Reason.RAISED, "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
+    ({"faults": (Fault(Reason.FOREIGN_PROCESS, "process 7"),)}, "UNFIT: process 7"),
+    ({"launches": ()}, "BROKEN: no launch"),
+    ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
+    ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),
+    ({"launches": (launch(blocks=(block(events_ms=(1.0,)),)),) * 3}, "BROKEN: launch 1"),
+    ({"counts": None}, "BROKEN: no values of [a-z_]+ were measured"),
+    ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
+])  # fmt: skip
 @pytest.mark.parametrize("reason", ["", "right all the same"])
 def test_unsound_evidence_is_refused(path, changes, match, reason):
     """A dirty tree or a faulty measurement is no recording, whatever the reason given."""

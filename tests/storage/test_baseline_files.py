@@ -45,37 +45,22 @@ DIFFERENCES = [name for name, metric in METRICS.items() if metric.kind == "diffe
 MS = st.floats(1e-4, 1e9)
 WIDTH = st.floats(0, 100)
 SITES = st.builds(
-    Site,
-    what=WORDS,
-    file=KEY,
-    line=st.integers(0, 2**31),
-    function=KEY,
-    text=KEY,
-    phase=KEY,
-    count=st.integers(1, 2**31),
-    allowed=KEY,
-)
+    Site, what=WORDS, file=KEY, line=st.integers(0, 2**31), function=KEY, text=KEY, phase=KEY,
+    count=st.integers(1, 2**31), allowed=KEY)  # fmt: skip
 RECORDINGS = st.builds(
-    Recording,
-    date=WORDS,
-    commit=WORDS,
-    device_uuid=KEY,
-    software=st.dictionaries(KEY, KEY, max_size=3),
-    driver=KEY,
+    Recording, date=WORDS, commit=WORDS, device_uuid=KEY,
+    software=st.dictionaries(KEY, KEY, max_size=3), driver=KEY,
     tokens_per_step=st.integers(1, 2**53),
     times_ms=st.dictionaries(
-        st.sampled_from(TIMES), st.lists(MS, min_size=1, max_size=3), max_size=2
-    ),
+        st.sampled_from(TIMES), st.lists(MS, min_size=1, max_size=3), max_size=2),
     counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
     information=st.dictionaries(KEY, FINITE, max_size=2),
     detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
     sites=st.dictionaries(
-        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2
-    ),
+        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2),
     differences_pct=st.dictionaries(
-        st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
-    ),
-)
+        st.sampled_from(DIFFERENCES),
+        st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)))  # fmt: skip
 LISTS = st.lists(COUNT, min_size=2, max_size=4)
 RECORDINGS |= st.tuples(RECORDINGS, LISTS, COUNT).map(
     lambda drawn: msgspec.structs.replace(
@@ -83,10 +68,7 @@ RECORDINGS |= st.tuples(RECORDINGS, LISTS, COUNT).map(
     )
 )
 EPOCHS = st.builds(
-    Epoch,
-    reason=WORDS,
-    recordings=st.lists(RECORDINGS, min_size=1, max_size=2),
-)
+    Epoch, reason=WORDS, recordings=st.lists(RECORDINGS, min_size=1, max_size=2))  # fmt: skip
 PARAMS = st.dictionaries(KEY, st.none() | st.booleans() | COUNT | FINITE | KEY, max_size=3)
 ENTRIES = st.builds(
     Entry,
@@ -95,11 +77,8 @@ ENTRIES = st.builds(
     margins_pct=st.sampled_from([[], [0.0, 1.5]]),
 )
 FILES = st.builds(
-    BaselineFile,
-    schema=st.just(SCHEMA),
-    machine=WORDS,
-    cases=st.dictionaries(KEY, ENTRIES, max_size=2),
-)
+    BaselineFile, schema=st.just(SCHEMA), machine=WORDS,
+    cases=st.dictionaries(KEY, ENTRIES, max_size=2))  # fmt: skip
 
 
 @pytest.fixture
@@ -218,24 +197,18 @@ SPOILT = {
     "difference of no metric": ((*RECORDING, "differences_pct"), {"sync_pct": DIFFERENCE}),
     "time as difference": ((*RECORDING, "differences_pct"), {"step_ms": DIFFERENCE}),
     "negative width": (
-        (*RECORDING, "differences_pct"),
-        {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}},
-    ),
+        (*RECORDING, "differences_pct"), {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}}),
     "sites of no metric": ((*RECORDING, "sites"), {"graph_brakes": [{"what": "x"}]}),
     "site of nothing": ((*RECORDING, "sites"), {"graph_breaks": [{"file": "a.py"}]}),
     "unknown field of a site": (
-        (*RECORDING, "sites"),
-        {"graph_breaks": [{"what": "x", "allow": "y"}]},
-    ),
+        (*RECORDING, "sites"), {"graph_breaks": [{"what": "x", "allow": "y"}]}),
     "site that happens never": (
-        (*RECORDING, "sites"),
-        {"graph_breaks": [{"what": "x", "count": 0}]},
-    ),
+        (*RECORDING, "sites"), {"graph_breaks": [{"what": "x", "count": 0}]}),
     "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
     "half of the margins": (("cases", CASE_ID, "margins_pct"), [1.0]),
     "margins that are none": (("cases", CASE_ID, "margins_pct"), [3.0, 1.0]),
     "no machine": (("machine",), ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -355,18 +328,9 @@ def test_a_merge_conflict_is_called_one(path, marker, newline):
     refused(path, "line 6", "merge conflict", "git checkout --ours")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x00\x01\x02\xff",
-        b"null",
-        b"[]",
-        b"{}",
-        b"\xef\xbb\xbf{}",
-        b"[" * 100_000,
-    ],
-    ids=lambda content: repr(content[:6]),
-)
+@pytest.mark.parametrize("content", [
+    b"\x00\x01\x02\xff", b"null", b"[]", b"{}", b"\xef\xbb\xbf{}", b"[" * 100_000,
+], ids=lambda content: repr(content[:6]))  # fmt: skip
 def test_garbage_is_refused(path, content):
     """Whatever is not a baseline file is refused with a remedy, never with another exception."""
     path.write_bytes(content)
@@ -516,17 +480,14 @@ def test_what_has_to_be_done_before_it_can_be_written(path, monkeypatch, number,
         save(path, baseline_file())
 
 
-@pytest.mark.parametrize(
-    ("device", "name", "world_size", "file"),
-    [
-        ("cpu", "", 1, "cpu.json"),
-        ("cpu", "whatever", 4, "cpu.json"),
-        ("cuda", "NVIDIA H200", 1, "h200x1.json"),
-        ("cuda", "NVIDIA H100 80GB HBM3", 4, "h100-80gb-hbm3x4.json"),
-        ("cuda", "NVIDIA A100-SXM4-80GB", 8, "a100-sxm4-80gbx8.json"),
-        ("cuda", "GPU/../../x", 1, "gpu-xx1.json"),
-    ],
-)
+@pytest.mark.parametrize(("device", "name", "world_size", "file"), [
+    ("cpu", "", 1, "cpu.json"),
+    ("cpu", "whatever", 4, "cpu.json"),
+    ("cuda", "NVIDIA H200", 1, "h200x1.json"),
+    ("cuda", "NVIDIA H100 80GB HBM3", 4, "h100-80gb-hbm3x4.json"),
+    ("cuda", "NVIDIA A100-SXM4-80GB", 8, "a100-sxm4-80gbx8.json"),
+    ("cuda", "GPU/../../x", 1, "gpu-xx1.json"),
+])  # fmt: skip
 def test_files_are_named_by_machine(device, name, world_size, file):
     """One file for a kind of GPU and their number, one for all CPUs."""
     assert file_name(device, name, world_size) == file

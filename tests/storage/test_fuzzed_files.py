@@ -80,40 +80,25 @@ def plain(found):
 
 
 EVIDENCE = {
-    "gpu": rich(evidence()),
-    "cpu": rich(cpu_evidence()),
-    "ranks": rich(two_rank_evidence()),
-    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),)),
-}
+    "gpu": rich(evidence()), "cpu": rich(cpu_evidence()), "ranks": rich(two_rank_evidence()),
+    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),))}  # fmt: skip
 ROWS = [
     WaiverRow(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
     WaiverRow(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
 ]
 WAIVED = [Permission(**msgspec.structs.asdict(row)) for row in ROWS]
 BASELINE = baseline_file(
-    cases={
-        CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
-        "x": entry(
-            case=two_rank_evidence().case,
-            epochs=[
-                {
-                    "reason": "r",
-                    "recordings": [
-                        msgspec.to_builtins(
-                            recording(
-                                sites={"graph_breaks": [SITE]},
-                                by_rank={"graph_breaks": [1, 2]},
-                                differences_pct={
-                                    "sync_overhead_pct": {"mean": 1.0, "half_width": 0.1}
-                                },
-                            )
-                        )
-                    ],
-                }
-            ],
-        ),
-    }
-)
+    cases={CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
+           "x": entry(case=two_rank_evidence().case,
+                      epochs=[{"reason": "r",
+                               "recordings": [
+                                   msgspec.to_builtins(
+                                       recording(sites={"graph_breaks": [SITE]},
+                                                 by_rank={"graph_breaks": [1, 2]},
+                                                 differences_pct={
+                                                     "sync_overhead_pct": {
+                                                         "mean": 1.0,
+                                                         "half_width": 0.1}}))]}])})  # fmt: skip
 
 
 def shown(found, verdict, comparison=None):

@@ -53,37 +53,28 @@ BAD = {
     "an unknown state": (put("cases", 0, "state", value="green"), "Invalid enum value 'green'"),
     "an unknown status": (put(*RESULT, "verdict", "status", value="SAME"), "'SAME'"),
     "an unknown reason": (
-        put(*RESULT, "verdict", "reason", value="FINE"),
-        "Invalid enum value 'FINE'",
-    ),
+        put(*RESULT, "verdict", "reason", value="FINE"), "Invalid enum value 'FINE'"),
     "an unknown metric": (put(*RESULT, "gates", value=["speed"]), "'speed', which is no metric"),
     "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
     "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
     "figures of another reason": (
         put(*RESULT, "verdict", "figures", value={"type": "Missing", "what": "launches"}),
-        "is WITHIN_LIMIT, with the figures of Missing",
-    ),
+        "is WITHIN_LIMIT, with the figures of Missing"),
     "an unknown figure": (
         put(*RESULT, "verdict", "figures", value={"type": "Missing", "more": 1}),
-        "unknown field `more`",
-    ),
+        "unknown field `more`"),
     "more causes than a verdict has": (
         put(*RESULT, "verdict", "explanation", value={"refused": [], "causes": [CAUSE] * 41}),
-        "Expected `array` of length <= 40",
-    ),
+        "Expected `array` of length <= 40"),
     "another case's verdict": (
         put(*RESULT, "verdict", "case_id", value="a[b]"),
-        f"the verdict of '{CASE_ID}' is of 'a[b]'",
-    ),
+        f"the verdict of '{CASE_ID}' is of 'a[b]'"),
     "text for a number": (put("wall_s", value="1"), "Expected `float`, got `str`"),
     "a metric twice": (
         lambda plain: plain["results"][0]["verdict"]["metrics"].append(
-            plain["results"][0]["verdict"]["metrics"][0] | {"status": "same"}
-        ),
-        "two verdicts on",
-    ),
+            plain["results"][0]["verdict"]["metrics"][0] | {"status": "same"}), "two verdicts on"),
     "a result twice": (lambda plain: plain["results"].append(plain["results"][0]), "two results"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "says"), BAD.values(), ids=BAD)

@@ -32,20 +32,33 @@ def passes_of(trace):
     return [(found.path, found.start_us, found.end_us) for found in passes]
 
 
-def test_a_forward_pass_ends_with_the_last_operator_that_has_a_gradient():
-    """It begins with the outermost operator around the first one. What the loop launches before or
-    between is no forward pass.
-    """
-    assert passes_of(one_step()) == [("forward", 90, 190), ("backward", 290, 390)]
-
-
-def test_each_micro_step_has_a_pass():
-    """Two forward passes with a backward pass behind each."""
-    trace = one_step()
+def micro_step(trace):
+    """Add another forward pass and its backward pass."""
     trace.operator("aten::mm", 1500, 1600, differentiated=True)
     trace.operator(NODE, 1700, 1800, AUTOGRAD)
-    forward = [found for found in passes_of(trace) if found[0] == "forward"]
-    assert forward == [("forward", 90, 190), ("forward", 1490, 1590)]
+
+
+FORWARD, BACKWARD = ("forward", 90, 190), ("backward", 290, 390)
+
+
+@pytest.mark.parametrize(("added", "expected"), [
+    # From the outermost operator around the first that has a gradient to the last one.
+    (lambda trace: None, [FORWARD, BACKWARD]),
+    (micro_step, [FORWARD, BACKWARD, ("forward", 1490, 1590), ("backward", 1690, 1790)]),
+    # A checkpointed block runs its forward pass once more.
+    (lambda trace: trace.operator("aten::mm", 320, 340, AUTOGRAD, differentiated=True),
+     [FORWARD, BACKWARD]),
+    # DDP annotates the model alone: the loss behind it belongs to the pass.
+    (lambda trace: trace.annotation("DistributedDataParallel.forward", 90, 160),
+     [("forward", 80, 190), BACKWARD]),
+    (lambda trace: trace.annotation("attention", 120, 130),
+     [FORWARD, ("forward/attention", 110, 120), BACKWARD]),
+])  # fmt: skip
+def test_passes_are_found_by_operators_and_their_gradients(added, expected):
+    """What the loop launches before or between them is in none."""
+    trace = one_step()
+    added(trace)
+    assert passes_of(trace) == expected
 
 
 def test_a_backward_pass_in_which_the_host_is_stopped_is_one():
@@ -55,27 +68,6 @@ def test_a_backward_pass_in_which_the_host_is_stopped_is_one():
     assert passes_of(trace) == [("forward", 90, 190), ("backward", 290, 5090)]
     trace.operator("aten::clone", 2000, 2010)
     assert [found[0] for found in passes_of(trace)] == ["forward", "backward", "backward"]
-
-
-def test_what_a_backward_pass_computes_again_belongs_to_it():
-    """A checkpointed block runs its forward pass once more, and autograd knows its operators."""
-    trace = one_step()
-    trace.operator("aten::mm", 320, 340, AUTOGRAD, differentiated=True)
-    assert passes_of(trace) == [("forward", 90, 190), ("backward", 290, 390)]
-
-
-def test_an_annotation_of_the_forward_pass_and_the_loss_behind_it_are_one_pass():
-    """DDP annotates the model alone."""
-    trace = one_step()
-    trace.annotation("DistributedDataParallel.forward", 90, 160)
-    assert passes_of(trace) == [("forward", 80, 190), ("backward", 290, 390)]
-
-
-def test_finer_annotations_are_inside():
-    """As those inside of a backward pass are."""
-    trace = one_step()
-    trace.annotation("attention", 120, 130)
-    assert [found[0] for found in passes_of(trace)] == ["forward", "forward/attention", "backward"]
 
 
 @pytest.mark.parametrize("ranges", [[(90, 160), (160, 205)], [(90, 190)], [(105, 205)]])

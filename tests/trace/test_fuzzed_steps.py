@@ -13,26 +13,21 @@ MARK = EVENT | {"cat": "user_annotation", "name": "mark", "ts": 0.0, "dur": 100.
 EVENTS = [
     MARK,
     EVENT | {"cat": "cpu_op", "name": "aten::copy_", "ts": 1.0, "dur": 20.0},
-    EVENT
-    | {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 2.0, "dur": 3.0}
-    | {"args": {"correlation": 7}},
-    EVENT
-    | {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": 6.0, "dur": 3.0}
-    | {"args": {"correlation": 8}},
+    EVENT | {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 2.0, "dur": 3.0} | {
+        "args": {"correlation": 7}},
+    EVENT | {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": 6.0, "dur": 3.0} | {
+        "args": {"correlation": 8}},
     EVENT
     | {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "ts": 4.0, "dur": 3.0}
     | {"args": {"correlation": 7, "bytes": 64}},
     EVENT | {"cat": "cpu_op", "name": "c10d::allreduce_", "ts": 30.0, "dur": 20.0},
-    EVENT
-    | {"cat": "cpu_op", "name": "record_param_comms", "ts": 31.0, "dur": 2.0}
-    | {"args": {"In msg nelems": 8, "dtype": "Float"}},
-    EVENT
-    | {"cat": "user_annotation", "name": "gloo:all_reduce", "ts": 31.0, "dur": 2.0}
-    | {"args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
-    EVENT
-    | {"cat": "cpu_op", "name": "c10d::broadcast_", "ts": 60.0, "dur": 20.0}
-    | {"args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
-]
+    EVENT | {"cat": "cpu_op", "name": "record_param_comms", "ts": 31.0, "dur": 2.0} | {
+        "args": {"In msg nelems": 8, "dtype": "Float"}},
+    EVENT | {"cat": "user_annotation", "name": "gloo:all_reduce", "ts": 31.0, "dur": 2.0} | {
+        "args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
+    EVENT | {"cat": "cpu_op", "name": "c10d::broadcast_", "ts": 60.0, "dur": 20.0} | {
+        "args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
+]  # fmt: skip
 
 
 @settings(FUZZ, max_examples=FUZZED // 2)

@@ -257,16 +257,13 @@ def test_phases_are_paths_of_ranges_and_autograds_thread():
 # Phases, kernels
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "## Call CompiledFxGraph fwiar5bs5t4dq4qnnxaq5e5vfo3c2exdqacpbtqwik4trwqmjcmv ##",
-        "graph_0_inductor_wrapper_call",
-        "Torch-Compiled Region: 0/0",
-        "TorchDynamo Cache Lookup",
-        "nccl:all_reduce",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "## Call CompiledFxGraph fwiar5bs5t4dq4qnnxaq5e5vfo3c2exdqacpbtqwik4trwqmjcmv ##",
+    "graph_0_inductor_wrapper_call",
+    "Torch-Compiled Region: 0/0",
+    "TorchDynamo Cache Lookup",
+    "nccl:all_reduce",
+])  # fmt: skip
 def test_a_librarys_ranges_are_no_phases(name):
     """With a hash in its name a phase would be another one wherever the code is."""
     trace = two_steps()
@@ -299,14 +296,11 @@ NOTED |= {"Input Dims": [[64, 1024], [64, 1024]], "Input type": ["float", "float
 
 
 @pytest.mark.parametrize("lost", [{}, {"External id": 0}, {"External id": 4711}])
-@pytest.mark.parametrize(
-    ("at_us", "shape", "linked"),
-    [
-        (1295, [1, 1, 1], True),
-        (1295, [2, 1, 1], False),  # no other launch of it has an operator: none may launch it
-        (1320, [1, 1, 1], False),  # the call is in no operator
-    ],
-)
+@pytest.mark.parametrize(("at_us", "shape", "linked"), [
+    (1295, [1, 1, 1], True),
+    (1295, [2, 1, 1], False),  # no other launch of it has an operator: none may launch it
+    (1320, [1, 1, 1], False),  # the call is in no operator
+])  # fmt: skip
 def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_us, shape, linked):
     """The innermost one, on the call's thread, even if it seems to take no time. Then it shares a
     row with the kernel's other launches: it has their hash and their work.
@@ -342,23 +336,20 @@ def test_kernels_without_operators_are_not_lost_links_if_they_are_many(launches,
     assert calls == ({"cxyz": launches - 3} if linked else {"cxyz": launches - 5, "": 2})
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("multimem_all_reduce_kernel<c10::BFloat16, 16>(long)", "communication"),
-        ("void c10d::(anonymous namespace)::one_shot_all_reduce_kernel<float>", "communication"),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)", "communication"),
-        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int)", "communication"),
-        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "communication"),
-        ("void internode_ll::combine<7168, 9>(void*)", "communication"),
-        ("bmm_E4m3_E4m3E4m3_Fp32_t128x8x128u2_s6", "GEMM"),
-        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128", "GEMM"),
-        ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x224x64", "GEMM"),
-        ("triton_poi_fused_all_reduce_add_3", "Triton"),
-        ("triton_poi_fused_bmm_3", "Triton"),
-        ("void at::native::elementwise_kernel<128, 4>", "elementwise"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "kind"), [
+    ("multimem_all_reduce_kernel<c10::BFloat16, 16>(long)", "communication"),
+    ("void c10d::(anonymous namespace)::one_shot_all_reduce_kernel<float>", "communication"),
+    ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)", "communication"),
+    ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int)", "communication"),
+    ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "communication"),
+    ("void internode_ll::combine<7168, 9>(void*)", "communication"),
+    ("bmm_E4m3_E4m3E4m3_Fp32_t128x8x128u2_s6", "GEMM"),
+    ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128", "GEMM"),
+    ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x224x64", "GEMM"),
+    ("triton_poi_fused_all_reduce_add_3", "Triton"),
+    ("triton_poi_fused_bmm_3", "Triton"),
+    ("void at::native::elementwise_kernel<128, 4>", "elementwise"),
+])  # fmt: skip
 def test_kernels_of_other_libraries(kernel, kind):
     """Exchanges that are not NCCL's, and products that are not cuBLAS's."""
     assert usual_classes().kernel(kernel) == kind

@@ -16,49 +16,34 @@ def test_a_workload_is_what_the_factory_returns():
     assert (workload.tokens_per_step, workload.k, workload.x.device.type) == (16, 2, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("factory", "params", "message"),
-    [
-        ("no_such_module:linear", {}, "no module 'no_such_module' for 'no_such_module:linear' in "),
-        ("factories:sized", {}, "factories has no factory 'sized'; it has: linear, fail, faulty, "),
-        (
-            "factories:linear",
-            {"m": 3},
-            "factories:linear: got an unexpected keyword argument 'm'; its parameters: n, k, "
-            "backward, compile",
-        ),
-        (
-            "factories:linear",
-            {"bachward": True, "m": 3},
-            "factories:linear: no parameter 'bachward' (did you mean backward?); its parameters: ",
-        ),
-        (
-            "model.workloads:forward",
-            {"bach": 4},
-            "model.workloads:forward: no parameter 'bach' (did you mean batch?); its parameters: ",
-        ),
-        (
-            "factories:needs_width",
-            {"wdith": 3},
-            "factories:needs_width: no parameter 'wdith' (did you mean width?); its parameters: ",
-        ),
-        (
-            "factories:without_tokens",
-            {"width": 3},
-            "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
-            "none but device",
-        ),
-        (
-            "factories:without_device",
-            {},
-            "factories:without_device has no parameter 'device', with which every factory is",
-        ),
-        ("factories:returns_none", {}, "factories:returns_none returned None without step and "),
-        ("factories:without_tokens", {}, "factories:without_tokens returned a Bare without tokens"),
-        ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not a positive"),
-        ("factories:none_tokens", {}, "factories:none_tokens: tokens_per_step is None, not a "),
-    ],
-)
+@pytest.mark.parametrize(("factory", "params", "message"), [
+    ("no_such_module:linear", {}, "no module 'no_such_module' for 'no_such_module:linear' in "),
+    ("factories:sized", {}, "factories has no factory 'sized'; it has: linear, fail, faulty, "),
+    (
+        "factories:linear",
+        {"m": 3},
+        "factories:linear: got an unexpected keyword argument 'm'; its parameters: n, k, "
+        "backward, compile",
+    ),
+    ("factories:linear", {"bachward": True, "m": 3},
+     "factories:linear: no parameter 'bachward' (did you mean backward?); its parameters: "),
+    ("model.workloads:forward", {"bach": 4},
+     "model.workloads:forward: no parameter 'bach' (did you mean batch?); its parameters: "),
+    ("factories:needs_width", {"wdith": 3},
+     "factories:needs_width: no parameter 'wdith' (did you mean width?); its parameters: "),
+    (
+        "factories:without_tokens",
+        {"width": 3},
+        "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
+        "none but device",
+    ),
+    ("factories:without_device", {},
+     "factories:without_device has no parameter 'device', with which every factory is"),
+    ("factories:returns_none", {}, "factories:returns_none returned None without step and "),
+    ("factories:without_tokens", {}, "factories:without_tokens returned a Bare without tokens"),
+    ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not a positive"),
+    ("factories:none_tokens", {}, "factories:none_tokens: tokens_per_step is None, not a "),
+])  # fmt: skip
 def test_what_is_no_workload_is_refused(monkeypatch, factory, params, message):
     """BadWorkload says what is wrong with the name, the parameters or the result."""
     for name, tokens in (("no_tokens", 0), ("none_tokens", None)):
@@ -72,16 +57,11 @@ def test_what_is_no_workload_is_refused(monkeypatch, factory, params, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        (
-            "def maker():\n    def inner(device): ...\n    return inner\n\nmade = maker()\n",
-            "maker, made",
-        ),
-        ("from json import load\n_own = lambda device: None\n", "none"),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("def maker():\n    def inner(device): ...\n    return inner\n\nmade = maker()\n",
+     "maker, made"),
+    ("from json import load\n_own = lambda device: None\n", "none"),
+])  # fmt: skip
 def test_the_factories_that_there_are_have_the_names_to_type(tmp_path, monkeypatch, text, names):
     """The module's, not those that they were defined by."""
     (tmp_path / "typed.py").write_text(text)

@@ -81,30 +81,24 @@ def test_the_real_disassembler_prints_what_is_kept():
     assert instructions_of(cubins[::-1], tool) == [known[2] for known in KNOWN.values()][::-1]
 
 
-@pytest.mark.parametrize(
-    "line, kinds",
-    [
-        ("FFMA R1, R2, R3, R4", ()),
-        ("@!P0 DADD R2, R4, R6", ("fp64",)),
-        ("@UP1 DSETP.GT.AND P0, PT, R2, R4, PT", ("fp64",)),
-        ("MUFU.RCP64H R3, R5", ("fp64",)),
-        ("MUFU.RCP R3, R5", ()),
-        ("F2F.F32.F64 R1, R2", ("fp64",)),
-        ("I2F.F64.S32 R2, R1", ("fp64",)),
-        ("DEPBAR.LE SB0, 0x0", ()),
-        ("LDG.E.64 R2, desc[UR4][R2.64]", ()),
-        ("DMMA.884 R4, R2, R8, R4", ("fp64", "tensor_core")),
-        ("HMMA.16816.F32.BF16 R4, R8, R2, R4", ("tensor_core",)),
-        ("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24", ("tensor_core",)),
-        (
-            "UTCHMMA gdesc[UR6], gdesc[UR8], tmem[UR4], tmem[UR10], idesc[UR11], UP0",
-            ("tensor_core",),
-        ),
-        ("ATOMG.E.ADD.F32.FTZ.RN.STRONG.GPU PT, R2, desc[UR4][R4.64], R3", ("atomic",)),
-        ("RED.E.ADD.STRONG.GPU desc[UR4][R4.64], R3", ("atomic",)),
-        ("REDUX UR8, R0", ()),
-    ],
-)
+@pytest.mark.parametrize("line, kinds", [
+    ("FFMA R1, R2, R3, R4", ()),
+    ("@!P0 DADD R2, R4, R6", ("fp64",)),
+    ("@UP1 DSETP.GT.AND P0, PT, R2, R4, PT", ("fp64",)),
+    ("MUFU.RCP64H R3, R5", ("fp64",)),
+    ("MUFU.RCP R3, R5", ()),
+    ("F2F.F32.F64 R1, R2", ("fp64",)),
+    ("I2F.F64.S32 R2, R1", ("fp64",)),
+    ("DEPBAR.LE SB0, 0x0", ()),
+    ("LDG.E.64 R2, desc[UR4][R2.64]", ()),
+    ("DMMA.884 R4, R2, R8, R4", ("fp64", "tensor_core")),
+    ("HMMA.16816.F32.BF16 R4, R8, R2, R4", ("tensor_core",)),
+    ("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24", ("tensor_core",)),
+    ("UTCHMMA gdesc[UR6], gdesc[UR8], tmem[UR4], tmem[UR10], idesc[UR11], UP0", ("tensor_core",)),
+    ("ATOMG.E.ADD.F32.FTZ.RN.STRONG.GPU PT, R2, desc[UR4][R4.64], R3", ("atomic",)),
+    ("RED.E.ADD.STRONG.GPU desc[UR4][R4.64], R3", ("atomic",)),
+    ("REDUX UR8, R0", ()),
+])  # fmt: skip
 def test_an_instruction_is_of_known_kinds(line, kinds, disassembler):
     """The padding behind it is no instruction."""
     cubin = Cubin("one", "SM90", 8, 0, bytes(32))
@@ -143,18 +137,15 @@ def test_an_offset_beyond_all_memory_is_refused():
         read_cubin(bytes(damaged))
 
 
-@pytest.mark.parametrize(
-    "body, said",
-    [
-        ("sys.exit('fatal: unknown architecture')", "fatal: unknown architecture"),
-        ("sys.exit(3)", "status 3"),
-        ("", "no instruction of a kernel"),
-        (printing(["EXIT"]), "no instruction of a kernel"),  # of the first kernel alone
-        ("print('  /*ffff0*/  EXIT ;')", "an instruction at 0xffff0, behind the code"),
-        ("sys.stdout.buffer.write(bytes([255]))", "no instruction of a kernel"),
-        ("sys.stderr.buffer.write(bytes([255])); sys.exit(1)", "cannot read SM90"),
-    ],
-)
+@pytest.mark.parametrize("body, said", [
+    ("sys.exit('fatal: unknown architecture')", "fatal: unknown architecture"),
+    ("sys.exit(3)", "status 3"),
+    ("", "no instruction of a kernel"),
+    (printing(["EXIT"]), "no instruction of a kernel"),  # of the first kernel alone
+    ("print('  /*ffff0*/  EXIT ;')", "an instruction at 0xffff0, behind the code"),
+    ("sys.stdout.buffer.write(bytes([255]))", "no instruction of a kernel"),
+    ("sys.stderr.buffer.write(bytes([255])); sys.exit(1)", "cannot read SM90"),
+])  # fmt: skip
 def test_code_that_is_not_disassembled_counts_as_nothing(body, said, disassembler):
     with pytest.raises(CubinError, match=said):
         instructions_of(known_cubins(), disassembler(body))

@@ -47,18 +47,15 @@ class Instructions:
         return self.works
 
 
-@pytest.mark.parametrize(
-    ("cpu", "broken", "settings", "tried", "found"),
-    [
-        (["a", "b", "c"], [], {}, ["c b"], ["c b"]),
-        (["a", "b", "c"], ["c b"], {}, ["c b", "b"], ["b"]),
-        (["a", "b"], [], {}, ["b"], ["b"]),
-        ([], [], {}, [], ["all"]),
-        (["a", "b", "c"], ["c b", "b", "a"], {}, ["c b", "b", "a"], ["all"]),
-        (["a", "b", "c"], [], {"simdlen": 256}, [], ["all"]),
-        (["a", "b", "c"], [], {"ATEN_CPU_CAPABILITY": "avx2"}, [], ["all"]),
-    ],
-)
+@pytest.mark.parametrize(("cpu", "broken", "settings", "tried", "found"), [
+    (["a", "b", "c"], [], {}, ["c b"], ["c b"]),
+    (["a", "b", "c"], ["c b"], {}, ["c b", "b"], ["b"]),
+    (["a", "b"], [], {}, ["b"], ["b"]),
+    ([], [], {}, [], ["all"]),
+    (["a", "b", "c"], ["c b", "b", "a"], {}, ["c b", "b", "a"], ["all"]),
+    (["a", "b", "c"], [], {"simdlen": 256}, [], ["all"]),
+    (["a", "b", "c"], [], {"ATEN_CPU_CAPABILITY": "avx2"}, [], ["all"]),
+])  # fmt: skip
 def test_the_compiler_tries_what_it_will_use(cpu, broken, settings, tried, found, monkeypatch):
     """The widest that the CPU has and that work, in torch's order; all of them where a setting may
     choose another one, or none works.

@@ -24,18 +24,15 @@ def test_what_was_noted_is_read(tmp_path):
     assert Endings(tmp_path, 1).read() == []
 
 
-@pytest.mark.parametrize(
-    ("endings", "cause"),
-    [
-        ([], None),
-        ([Ending(1, -9, victim=True)], None),
-        ([Ending(1, -6), Ending(2, -9)], 2),  # who aborts follows from who was killed
-        ([Ending(1, 3), Ending(2, -11)], 2),
-        ([Ending(1, 3), Ending(2, -9, victim=True)], 1),
-        ([Ending(2, -6), Ending(1, 3)], 2),  # neither was killed: the first that was seen
-        ([Ending(2, 0), Ending(1, -15)], 2),
-    ],
-)
+@pytest.mark.parametrize(("endings", "cause"), [
+    ([], None),
+    ([Ending(1, -9, victim=True)], None),
+    ([Ending(1, -6), Ending(2, -9)], 2),  # who aborts follows from who was killed
+    ([Ending(1, 3), Ending(2, -11)], 2),
+    ([Ending(1, 3), Ending(2, -9, victim=True)], 1),
+    ([Ending(2, -6), Ending(1, 3)], 2),  # neither was killed: the first that was seen
+    ([Ending(2, 0), Ending(1, -15)], 2),
+])  # fmt: skip
 def test_whom_the_others_follow_from(endings, cause):
     """Of ranks that their agent did not end: one that was killed before who ended by itself."""
     found = first(endings)

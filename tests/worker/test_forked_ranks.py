@@ -103,15 +103,11 @@ CACHE = "os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'mine'"
 GIVEN = "TORCHINDUCTOR_COMPILE_THREADS"  # to all tests
 
 
-@pytest.mark.parametrize(
-    ("line", "factory", "names"),
-    [
-        (AT_IMPORT, "at_import", "env TORCHINDUCTOR_MAX_AUTOTUNE='a b'"),
-        ("", "at_build", "env TORCH_COMPILE_DISABLE=1"),
-        (f"os.environ['{GIVEN}'] = '1'\n{CACHE}", "at_import", ""),
-    ],
-    ids=["import", "build", "as given, and a cache"],
-)
+@pytest.mark.parametrize(("line", "factory", "names"), [
+    (AT_IMPORT, "at_import", "env TORCHINDUCTOR_MAX_AUTOTUNE='a b'"),
+    ("", "at_build", "env TORCH_COMPILE_DISABLE=1"),
+    (f"os.environ['{GIVEN}'] = '1'\n{CACHE}", "at_import", ""),
+], ids=["import", "build", "as given, and a cache"])  # fmt: skip
 def test_a_setting_that_comes_too_late_is_refused(tmp_path, monkeypatch, line, factory, names):
     """The agent has imported torch and its compiler: a variable that a module of the tree sets for
     them would make a step slower everywhere but in what is measured.

@@ -155,14 +155,11 @@ def another_file(folder):
     (folder / "ADD" / "add.cubin").write_bytes(b"no cubin")
 
 
-@pytest.mark.parametrize(
-    "broken, said",
-    [
-        (no_disassembler, "nvdisasm: triton's own wheel brings it"),
-        (no_file, "ADD has 0 cubins instead of one"),
-        (another_file, "it is no cubin of one kernel: it is no ELF file"),
-    ],
-)
+@pytest.mark.parametrize("broken, said", [
+    (no_disassembler, "nvdisasm: triton's own wheel brings it"),
+    (no_file, "ADD has 0 cubins instead of one"),
+    (another_file, "it is no cubin of one kernel: it is no ELF file"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_said(broken, said, compiled):
     broken(compiled(*map(tuner, NAMES)))
     tally = counted()

@@ -43,15 +43,12 @@ def test_it_is_short_where_it_can_be(tmp_path, monkeypatch):
     assert called("x/python", "pytest perf_tests") == "x/python -m pytest perf_tests"
 
 
-@pytest.mark.parametrize(
-    ("paths", "front"),
-    [
-        ("src", "env PYTHONPATH=src "),
-        ("/lib:my src", "env PYTHONPATH='/lib:my src' "),
-        ("/lib:", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("paths", "front"), [
+    ("src", "env PYTHONPATH=src "),
+    ("/lib:my src", "env PYTHONPATH='/lib:my src' "),
+    ("/lib:", ""),
+    ("", ""),
+])  # fmt: skip
 def test_a_command_finds_the_sources_that_this_one_found(monkeypatch, paths, front):
     """Those of a src layout, by a path that is relative: what is pasted would fail without it."""
     monkeypatch.setenv("PYTHONPATH", paths)

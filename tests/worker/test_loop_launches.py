@@ -108,21 +108,6 @@ def test_nothing_of_a_busy_script_is_left(tmp_path, start):
     assert not [pid for pid in running if environment(pid).get("STEPGUARD_TOKEN") == group.token]
 
 
-def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
-    """One sentence in the fault, with the step and the command that it ended in."""
-    (tmp_path / "train.py").write_text("import stepguard\nfor _ in range(4):\n  stepguard.step()\n")
-    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(every=2))
-    with WorkerGroup(launch_spec(tmp_path)) as group:
-        group.hello()
-        ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
-        ask(group, "first_step")
-        with pytest.raises(LaunchFailed) as failed:
-            ask(group, "block", steps=3)
-    fault = failed.value.fault
-    assert fault.code == "BAD_WORKLOAD"
-    assert fault.message.startswith("rank 0 in block, step 0: train.py ended after 4 steps, and a")
-
-
 def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
     """It trains on without an optimizer of torch, until the launch's time is up."""
     (tmp_path / "train.py").write_text("import time\nwhile True:\n  time.sleep(0.01)\n")
@@ -135,32 +120,3 @@ def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
     assert fault.code == "NO_ANSWER" and "a larger time_limit_s" in fault.message
     assert "mark the end of each step with stepguard.step(), or" in fault.message
     assert "--step-at module:function" in fault.message and "train.py" in fault.detail
-
-
-PROFILED = """
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-while True:
-    with profile(activities=[ProfilerActivity.CPU]):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
-
-def test_a_script_that_profiles_itself(tmp_path):
-    """A process has one profiler, which the counts need: one sentence says so."""
-    (tmp_path / "train.py").write_text(PROFILED)
-    case = Case("x", "train.py", device="cpu", launches=1)
-    with WorkerGroup(launch_spec(tmp_path)) as group:
-        group.hello()
-        ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
-        ask(group, "block", steps=1)
-        with pytest.raises(LaunchFailed) as failed:
-            ask(group, "count")
-    fault = failed.value.fault
-    assert fault.code == "BAD_WORKLOAD"
-    assert "the step turns on torch's profiler" in fault.message

@@ -86,190 +86,101 @@ def journal_of(make, steps):
 
 
 SECOND = "other, second = made(torch.optim.AdamW)\n"
-CASES = {
+OUTER = """
+class Outer(torch.optim.Optimizer):
+    def step(self, closure=None):
+        inner.step()
+"""
+CLOSURE = """
+def closure():
+    first.zero_grad()
+    loss = model(torch.ones(2, 4)).square().mean()
+    loss.backward()
+    return loss
+"""
+GREENLETS = """
+def inner():
+    while True:
+        passes(model), first.step(), note('s')
+        outer.switch()
+from greenlet import greenlet, getcurrent
+outer, task = getcurrent(), greenlet(inner)
+"""
+
+
+def loop(*body, model="model, first = made()\n", before=""):
+    """A script that makes a model, runs ``before`` and then the lines of its loop."""
+    lines = "".join(f"    {line}\n" for line in body)
+    return f"{model}{before}for number in range(1000):\n{lines}"
+
+
+CASES = {  # the script, the loop, what is noted in each step
     "plain": (PLAIN, {}, ["s"] * 3),
     "accumulated": (
-        "model, first = made()\n"
-        "for number in range(1000):\n"
-        "    passes(model)\n"
-        "    note('p')\n"
-        "    if number % 4 == 3:\n"
-        "        first.step()\n",
-        {},
-        ["pppp"] * 3,
-    ),
+        loop("passes(model), note('p')", "if number % 4 == 3: first.step()"), {}, ["pppp"] * 3),
     "two optimizers": (
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    passes(model), passes(other)\n"
-        "    first.step(), note('a')\n"
-        "    second.step(), note('b')\n",
-        {},
-        ["ba"] * 3,  # it rests as second has stepped, before the note
-    ),
+        loop("passes(model), passes(other)", "first.step(), note('a')", "second.step(), note('b')",
+             before=SECOND), {}, ["ba"] * 3),  # it rests as second has stepped, before the note
     "a critic that steps twice": (
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    for _ in range(2):\n"
-        "        passes(model), note('c'), first.step()\n"
-        "    passes(other), note('g'), second.step()\n",
-        {},
-        ["ccg"] * 3,
-    ),
+        loop("for _ in range(2):", "    passes(model), note('c'), first.step()",
+             "passes(other), note('g'), second.step()", before=SECOND), {}, ["ccg"] * 3),
     "one that steps ten times before the other": (
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    for _ in range(10):\n"
-        "        passes(model), note('c'), first.step()\n"
-        "    passes(other), note('g'), second.step()\n",
-        {},
-        ["c"] * 2 + (["gc"] + ["c"] * 9) * 10,
-    ),
+        loop("for _ in range(10):", "    passes(model), note('c'), first.step()",
+             "passes(other), note('g'), second.step()", before=SECOND), {},
+        ["c"] * 2 + (["gc"] + ["c"] * 9) * 10),
     "one that steps ten times after the other": (
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    passes(other), note('g'), second.step()\n"
-        "    for _ in range(10):\n"
-        "        passes(model), note('c'), first.step()\n",
-        {},
-        ["c" * 10 + "g"] * 6,
-    ),
+        loop("passes(other), note('g'), second.step()", "for _ in range(10):",
+             "    passes(model), note('c'), first.step()", before=SECOND), {},
+        ["c" * 10 + "g"] * 6),
     "an optimizer that never steps": (
-        "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
-        {},
-        ["s"] * 3,
-    ),
+        "idle, never = made()\n" + PLAIN.replace("1000", "5000"), {}, ["s"] * 3),
     "an optimizer in the place of another": (
-        "model, first = made()\n"
-        "for number in range(1000):\n"
-        "    passes(model), note('f'), first.step()\n"
-        "    if number == 4:\n"
-        "        first = torch.optim.AdamW(model.parameters(), lr=0.0)\n",
-        {},
-        ["f"] * 9,
-    ),
+        loop("passes(model), note('f'), first.step()", "if number == 4:",
+             "    first = torch.optim.AdamW(model.parameters(), lr=0.0)"), {}, ["f"] * 9),
     "an optimizer after another one, which is kept": (
-        "model, first = made()\n"
-        "for number in range(5):\n"
-        "    passes(model), note('f'), first.step()\n" + SECOND + "for number in range(1000):\n"
-        "    passes(other), note('s'), second.step()\n",
-        {},
-        ["f"] * 3 + ["s" * 8] + ["s"] * 3,
-    ),
+        loop("passes(model), note('f'), first.step()").replace("1000", "5")
+        + loop("passes(other), note('s'), second.step()", model=SECOND),
+        {}, ["f"] * 3 + ["s" * 8] + ["s"] * 3),
     "two optimizers, of which one is made anew": (
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    if number % 3 == 2:\n"
-        "        first = torch.optim.SGD(model.parameters(), lr=0.0)\n"
-        "    passes(model), passes(other), note('n')\n"
-        "    first.step(), second.step()\n",
-        {},
-        ["n"] * 12,
-    ),
+        loop("if number % 3 == 2:", "    first = torch.optim.SGD(model.parameters(), lr=0.0)",
+             "passes(model), passes(other), note('n')", "first.step(), second.step()",
+             before=SECOND), {}, ["n"] * 12),
     "an optimizer in another thread": (
-        "import threading\n"
-        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
-        "    passes(model), passes(other)\n"
-        "    beside = threading.Thread(target=second.step)\n"
-        "    beside.start(), beside.join(), note('b')\n"
-        "    first.step(), note('a')\n",
-        {},
-        ["ab"] * 3,
-    ),
+        loop("passes(model), passes(other)", "beside = threading.Thread(target=second.step)",
+             "beside.start(), beside.join(), note('b')", "first.step(), note('a')",
+             before=f"import threading\n{SECOND}"), {}, ["ab"] * 3),
     "an optimizer around another one, after steps of its own": (
-        "model, inner = made()\n"
-        "class Outer(torch.optim.Optimizer):\n"
-        "    def step(self, closure=None):\n"
-        "        inner.step()\n"
-        "for number in range(1000):\n"
-        "    if number == 5:\n"
-        "        outer = Outer(model.parameters(), {})\n"
-        "    passes(model), note('o'), (outer if number > 5 else inner).step()\n",
-        {},
-        ["o"] * 6,
-    ),
+        loop("if number == 5: outer = Outer(model.parameters(), {})",
+             "passes(model), note('o'), (outer if number > 5 else inner).step()",
+             model="model, inner = made()", before=OUTER), {}, ["o"] * 6),
     "a closure": (
-        "model, first = made(torch.optim.LBFGS)\n"
-        "def closure():\n"
-        "    first.zero_grad()\n"
-        "    loss = model(torch.ones(2, 4)).square().mean()\n"
-        "    loss.backward()\n"
-        "    return loss\n"
-        "for number in range(1000):\n"
-        "    note('l')\n"
-        "    first.step(closure)\n",
-        {},
-        ["l"] * 3,
-    ),
+        loop("note('l')", "first.step(closure)", model="model, first = made(torch.optim.LBFGS)",
+             before=CLOSURE), {}, ["l"] * 3),
     "a scaler and a schedule": (
-        "model, first = made()\n"
-        "schedule = torch.optim.lr_scheduler.LambdaLR(first, lambda step: 1.0)\n"
-        "scaler = torch.amp.GradScaler('cpu')\n"
-        "for number in range(1000):\n"
-        "    note('s')\n"
-        "    scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()\n"
-        "    scaler.step(first)\n"
-        "    scaler.update()\n"
-        "    schedule.step()\n",
-        {},
-        ["s"] * 3,
-    ),
+        loop("note('s')", "scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()",
+             "scaler.step(first), scaler.update(), schedule.step()",
+             before="schedule = torch.optim.lr_scheduler.LambdaLR(first, lambda step: 1.0)\n"
+             "scaler = torch.amp.GradScaler('cpu')\n"), {}, ["s"] * 3),
     "an optimizer around another one": (
-        "model, inner = made()\n"
-        "class Outer(torch.optim.Optimizer):\n"
-        "    def step(self, closure=None):\n"
-        "        inner.step()\n"
-        "        inner.step()\n"
-        "outer = Outer(model.parameters(), {})\n"
-        "for number in range(1000):\n"
-        "    passes(model), note('o'), outer.step()\n",
-        {},
-        ["o"] * 3,
-    ),
+        loop("passes(model), note('o'), outer.step()", model="model, inner = made()",
+             before=f"{OUTER}        inner.step()\nouter = Outer(model.parameters(), {{}})\n"),
+        {}, ["o"] * 3),
     "in a range of the loop's own": (
-        "model, first = made()\n"
-        "for number in range(1000):\n"
-        "    with torch.profiler.record_function('whole step'):\n"
-        "        passes(model)\n"
-        "        first.step()\n"
-        "        note('s')\n",
-        {},
-        ["s"] * 3,
-    ),
+        loop("with torch.profiler.record_function('whole step'):",
+             "    passes(model), first.step(), note('s')"), {}, ["s"] * 3),
     "marks": (
-        "import stepguard\n"
-        "model, first = made()\n"
-        "for number in range(1000):\n"
-        "    passes(model), first.step(), note('s')\n"
-        "    passes(model), note('t')\n"
-        "    stepguard.step()\n",
-        {},
-        ["st"] * 3,
-    ),
+        loop("passes(model), first.step(), note('s')", "passes(model), note('t')",
+             "stepguard.step()", before="import stepguard\n"), {}, ["st"] * 3),
     "marks without an optimizer": (
-        "from stepguard import step\nfor number in range(1000):\n    note('i'), step()\n",
-        {},
-        ["i"] * 3,
-    ),
+        loop("note('i'), step()", model="from stepguard import step\n"), {}, ["i"] * 3),
     "a function that ends a step": (
-        "import torch.nn.utils as utils\n"
-        "model, first = made()\n"
-        "for number in range(1000):\n"
-        "    passes(model), first.step(), note('s'), first.step()\n"
-        "    utils.clip_grad_norm_(model.parameters(), 1.0)\n",
-        {"step_at": "torch.nn.utils:clip_grad_norm_"},
-        ["s"] * 3,
-    ),
+        loop("passes(model), first.step(), note('s'), first.step()",
+             "utils.clip_grad_norm_(model.parameters(), 1.0)",
+             before="import torch.nn.utils as utils\n"),
+        {"step_at": "torch.nn.utils:clip_grad_norm_"}, ["s"] * 3),
     "every third": (PLAIN, {"every": 3}, ["sss"] * 3),
-    "a generator's own greenlets": (
-        "from greenlet import greenlet, getcurrent\n"
-        "model, first = made()\n"
-        "def inner():\n"
-        "    while True:\n"
-        "        passes(model), first.step(), note('s')\n"
-        "        outer.switch()\n"
-        "outer, task = getcurrent(), greenlet(inner)\n"
-        "for number in range(1000):\n"
-        "    task.switch()\n",
-        {},
-        ["s"] * 3,
-    ),
-}
+    "a generator's own greenlets": (loop("task.switch()", before=GREENLETS), {}, ["s"] * 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -416,20 +327,17 @@ ENDS = {
     "ends": (PLAIN.replace("1000", "5"), "train.py ended after 5 steps, and a launch needs about "),
     "leaves with 0": (
         PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
-        "train.py ended after 3 steps, and a launch needs about ",
-    ),
+        "train.py ended after 3 steps, and a launch needs about "),
     "ends after one": (
         PLAIN.replace("1000", "1"),
         "train.py ended after 1 step, and a launch needs several hundred: let it train longer, by ",
     ),
     "ends in a range around all steps": (
         "with torch.profiler.record_function('all'):\n    " + PLAIN.replace("\n", "\n    "),
-        "train.py ends its steps inside of a record_function that it does not leave after each ",
-    ),
+        "train.py ends its steps inside of a record_function that it does not leave after each "),
     "leaves its ranges by an error": (
         TRY_OUT + PLAIN.replace("passes(model)", "try_out(model, first)").replace("first.", "#"),
-        "train.py ends its steps inside of a record_function that it does not leave after each ",
-    ),
+        "train.py ends its steps inside of a record_function that it does not leave after each "),
     "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (
         "model, first = made()\n"
@@ -440,16 +348,12 @@ ENDS = {
     ),
     "leaves with a word": (
         PLAIN.replace("    passes", "    if number > 2: raise SystemExit('no data')\n    passes"),
-        "train.py left in step 4: no data",
-    ),
-    "asks": (
-        PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
-        "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it",
-    ),
+        "train.py left in step 4: no data"),
+    "asks": (PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
+             "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it"),
     "asks for a password": (
         "import getpass\ngetpass.getpass('key: ')\n",
-        "train.py asks for input before its first step had ended (train.py:13), where nobody can",
-    ),
+        "train.py asks for input before its first step had ended (train.py:13), where nobody can"),
     "finds no GPU": (
         "print('two GPUs are needed. Exiting.')\nraise SystemExit\n",
         "train.py left before its first step had ended with status 0, its last line: two GPUs are ",
@@ -459,7 +363,7 @@ ENDS = {
         "train.py left before its first step had ended with status 2, its last line: "
         "train.py: error: unrecognized arguments: --no-such",
     ),
-}
+}  # fmt: skip
 
 
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -513,14 +417,11 @@ def test_a_script_may_leave_the_working_directory(script):
     assert in_a_fork(raised) == {"is": place}
 
 
-@pytest.mark.parametrize(
-    ("line", "raised", "says"),
-    [
-        ("assert number < 3, 'too far'", "AssertionError", "too far"),
-        # A file that is cut off is no question.
-        ("number < 3 or __import__('pickle').loads(b'')", "EOFError", "Ran out of input"),
-    ],
-)
+@pytest.mark.parametrize(("line", "raised", "says"), [
+    ("assert number < 3, 'too far'", "AssertionError", "too far"),
+    # A file that is cut off is no question.
+    ("number < 3 or __import__('pickle').loads(b'')", "EOFError", "Ran out of input"),
+])  # fmt: skip
 def test_what_a_script_raises_is_its_own(script, line, raised, says):
     """The error stays what it is; a note says in which step it came."""
     text = PLAIN.replace("    passes", f"    {line}\n    passes")

@@ -63,11 +63,9 @@ def thirds(gradient):
     return [float(part.norm()) for part in gradient.double().reshape(-1).chunk(3)]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [{}, {"scaled": True}, {"wrap": torch.compile}, {"returns": False}],
-    ids=["plain", "scaled", "compiled", "loss of backward"],
-)
+@pytest.mark.parametrize("form", [
+    {}, {"scaled": True}, {"wrap": torch.compile}, {"returns": False},
+], ids=["plain", "scaled", "compiled", "loss of backward"])  # fmt: skip
 def test_each_parameter_has_the_norms_that_its_optimizer_saw(form):
     """Of gradients that are added up and unscaled, under the name that its module gives it. A step
     that returns no loss has the sum of its backward passes'.
@@ -224,14 +222,10 @@ def test_a_gradient_of_complex_numbers_has_a_norm():
     assert found[f"{UPDATE}weight"][0] == [pytest.approx(10.0)]
 
 
-@pytest.mark.parametrize(
-    "roots",
-    [
-        lambda loss: (one for one in [loss, loss]),
-        lambda loss: [get_gradient_edge(loss), get_gradient_edge(loss)],
-    ],
-    ids=["generator", "edges"],
-)
+@pytest.mark.parametrize("roots", [
+    lambda loss: (one for one in [loss, loss]),
+    lambda loss: [get_gradient_edge(loss), get_gradient_edge(loss)],
+], ids=["generator", "edges"])  # fmt: skip
 def test_a_backward_pass_starts_from_whatever_torch_takes(roots):
     """An iterator is read once, and an edge of the graph has no loss."""
     model = nn.Linear(3, 1)
@@ -273,15 +267,12 @@ def test_the_options_that_change_the_mathematics_are_known_by_group():
     assert not [one for one in options if "foreach" in one]
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ({"weight_decay": 0}, "weight_decay = 0.0"),
-        ({"lr": torch.tensor(0.3)}, "lr = 0.3"),
-        ({"betas": [0.9, 0.99]}, "betas = (0.9, 0.99)"),
-        ({"betas": (0.9, numpy.float64(0.99))}, "betas = (0.9, 0.99)"),
-    ],
-)
+@pytest.mark.parametrize(("made", "said"), [
+    ({"weight_decay": 0}, "weight_decay = 0.0"),
+    ({"lr": torch.tensor(0.3)}, "lr = 0.3"),
+    ({"betas": [0.9, 0.99]}, "betas = (0.9, 0.99)"),
+    ({"betas": (0.9, numpy.float64(0.99))}, "betas = (0.9, 0.99)"),
+])  # fmt: skip
 def test_an_option_has_one_form(made, said):
     """Whatever the type of its value."""
     training = Training()

@@ -92,15 +92,12 @@ def test_a_learning_rate_in_a_tensor():
     assert candidates(training(own)) == {".item()": 1}
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        lambda optimizer: schedulers.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
-        lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 10),
-        lambda optimizer: schedulers.OneCycleLR(optimizer, 0.1, total_steps=100),
-        lambda optimizer: schedulers.StepLR(optimizer, 3),
-    ],
-)
+@pytest.mark.parametrize("scheduler", [
+    lambda optimizer: schedulers.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 10),
+    lambda optimizer: schedulers.OneCycleLR(optimizer, 0.1, total_steps=100),
+    lambda optimizer: schedulers.StepLR(optimizer, 3),
+])  # fmt: skip
 @pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
 def test_a_scheduler_is_the_hosts(scheduler, rate):
     """With a rate in Python or in a tensor: nothing waits."""
@@ -188,19 +185,16 @@ def test_a_batch_is_the_hosts_until_it_is_sent(read, waits):
     assert sum(candidates(make).values()) == waits
 
 
-@pytest.mark.parametrize(
-    ("start", "add", "read", "found"),
-    [
-        ("torch.zeros(())", "total + 1", "total.item()", {}),
-        ("torch.zeros((), device='cpu')", "total + 1", "total.item()", {}),
-        ("torch.zeros((), device=device)", "total.add_(1)", "total.item()", {".item()": 1}),
-        ("torch.zeros(()).to(device)", "total.add_(1)", "total.item()", {".item()": 1}),
-        ("torch.zeros((), device=device)", "total + loss", "total.item()", {".item()": 1}),
-        ("torch.zeros(())", "total + loss.cpu()", "total.item()", {"copy to the host": 1}),
-        ("torch.zeros(())", "loss", "total", {}),
-        ("torch.nn.BatchNorm1d(1).to(device)", "total", "total.num_batches_tracked.item()", 1),
-    ],
-)
+@pytest.mark.parametrize(("start", "add", "read", "found"), [
+    ("torch.zeros(())", "total + 1", "total.item()", {}),
+    ("torch.zeros((), device='cpu')", "total + 1", "total.item()", {}),
+    ("torch.zeros((), device=device)", "total.add_(1)", "total.item()", {".item()": 1}),
+    ("torch.zeros(()).to(device)", "total.add_(1)", "total.item()", {".item()": 1}),
+    ("torch.zeros((), device=device)", "total + loss", "total.item()", {".item()": 1}),
+    ("torch.zeros(())", "total + loss.cpu()", "total.item()", {"copy to the host": 1}),
+    ("torch.zeros(())", "loss", "total", {}),
+    ("torch.nn.BatchNorm1d(1).to(device)", "total", "total.num_batches_tracked.item()", 1),
+])  # fmt: skip
 def test_a_metric_is_where_it_was_made_or_sent(start, add, read, found):
     """A total on the host is read freely, one on the device is not; what is added to it counts."""
 
@@ -221,16 +215,13 @@ def test_a_metric_is_where_it_was_made_or_sent(start, add, read, found):
     assert candidates(make) == found
 
 
-@pytest.mark.parametrize(
-    ("read", "found"),
-    [
-        (lambda loss, host: torch.tensor([loss, loss]), {".item()": 2}),
-        (lambda loss, host: torch.as_tensor((loss, 1.0)), {".item()": 1}),
-        (lambda loss, host: host.new_tensor([loss]), {".item()": 1}),
-        (lambda loss, host: torch.tensor([host, 1.0]), {}),
-        (lambda loss, host: torch.as_tensor(loss), {}),
-    ],
-)
+@pytest.mark.parametrize(("read", "found"), [
+    (lambda loss, host: torch.tensor([loss, loss]), {".item()": 2}),
+    (lambda loss, host: torch.as_tensor((loss, 1.0)), {".item()": 1}),
+    (lambda loss, host: host.new_tensor([loss]), {".item()": 1}),
+    (lambda loss, host: torch.tensor([host, 1.0]), {}),
+    (lambda loss, host: torch.as_tensor(loss), {}),
+])  # fmt: skip
 def test_a_list_of_numbers_is_read_one_by_one(read, found):
     """torch.tensor(losses) reads each of them, without an operator that shows it."""
 
@@ -242,15 +233,12 @@ def test_a_list_of_numbers_is_read_one_by_one(read, found):
     assert candidates(make) == found
 
 
-@pytest.mark.parametrize(
-    ("read", "found"),
-    [
-        (lambda device: torch.zeros(1, device="cpu" if device is None else device), 1),
-        (lambda device: torch.zeros(1).to("cpu" if device is None else device), 1),
-        (lambda device: torch.zeros(1).to(torch.device("cpu" if device is None else device)), 1),
-        (lambda device: torch.zeros(1, device="cpu"), 0),
-    ],
-)
+@pytest.mark.parametrize(("read", "found"), [
+    (lambda device: torch.zeros(1, device="cpu" if device is None else device), 1),
+    (lambda device: torch.zeros(1).to("cpu" if device is None else device), 1),
+    (lambda device: torch.zeros(1).to(torch.device("cpu" if device is None else device)), 1),
+    (lambda device: torch.zeros(1, device="cpu"), 0),
+])  # fmt: skip
 def test_the_host_if_there_is_no_gpu_is_the_device_otherwise(read, found):
     """`"cpu" if ... else device`, as scripts say it."""
 
@@ -371,19 +359,16 @@ def test_compiled_in_the_factory_compiles_afterwards():
     assert sum(frames.FRAME_COMPILE_COUNTER.values()) == before + 1
 
 
-@pytest.mark.parametrize(
-    ("read", "loss", "waits"),
-    [
-        ("bool(idx.max() >= 8)", "logits, targets", 1),
-        ("bool((targets * 2).max() >= 8)", "logits, targets", 1),
-        ("None", "logits[targets != -1], targets[targets != -1]", 3),  # and in the backward pass
-        ("None", "logits[labels != -1], labels[labels != -1]", 3),  # of a storage of their own
-        ("None", "logits, targets", 0),
-        ("host.numpy()", "logits, targets", 0),  # the loader's own
-        ("host[0].tolist()", "logits, targets", 0),
-        ("chosen.tolist()", "logits, targets", 0),  # rows that the loader reads
-    ],
-)
+@pytest.mark.parametrize(("read", "loss", "waits"), [
+    ("bool(idx.max() >= 8)", "logits, targets", 1),
+    ("bool((targets * 2).max() >= 8)", "logits, targets", 1),
+    ("None", "logits[targets != -1], targets[targets != -1]", 3),  # and in the backward pass
+    ("None", "logits[labels != -1], labels[labels != -1]", 3),  # of a storage of their own
+    ("None", "logits, targets", 0),
+    ("host.numpy()", "logits, targets", 0),  # the loader's own
+    ("host[0].tolist()", "logits, targets", 0),
+    ("chosen.tolist()", "logits, targets", 0),  # rows that the loader reads
+])  # fmt: skip
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("make_batch", ["host.clone()", "data[chosen]", "torch.stack([*host])"])
 def test_a_batch_that_a_cpu_need_not_send_is_the_devices(make_batch, ahead, read, loss, waits):

@@ -1,16 +1,10 @@
 """Where a rank is: what it notes can be read whatever becomes of it."""
 
-import signal
-import subprocess
-import sys
-
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.worker.rank_position import Note, read_position
-
-LONG_S = 900.0
 
 
 def test_a_note_follows_the_rank(tmp_path):
@@ -50,16 +44,3 @@ def test_any_phase_can_be_noted(tmp_path, phase, step):
     rank.step(step)
     rank.phase(phase)
     assert read_position(tmp_path / "note").startswith(f"block, step {step}")
-
-
-def test_a_note_outlives_its_process(tmp_path):
-    """What a killed process noted last can still be read."""
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from stepguard.worker.rank_position import Note\n"
-        "rank = Note(Path(sys.argv[1])); rank.command('block'); rank.step(3)\n"
-        "rank.phase('backward'); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "note"], timeout=LONG_S)
-    assert done.returncode == -signal.SIGKILL
-    assert read_position(tmp_path / "note") == "block, step 3, phase backward"

@@ -27,15 +27,10 @@ from stepguard.worker.rank_session import Session
 from stepguard.worker.workload import BadWorkload
 
 
-@pytest.mark.parametrize(
-    ("lost", "others_lost", "profiles"),
-    [
-        ([0], [False], 1),
-        ([0, 0], [True, False], 2),
-        ([1, 0], [False, False], 2),
-        ([1] * 3, [0] * 3, 3),
-    ],
-)
+@pytest.mark.parametrize(("lost", "others_lost", "profiles"), [
+    ([0], [False], 1), ([0, 0], [True, False], 2), ([1, 0], [False, False], 2),
+    ([1] * 3, [0] * 3, 3),
+])  # fmt: skip
 def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
     found = read_steps([DetailedEvent(MARK, "X", "user_annotation", 0.0, 1.0)], MARK, 1)

@@ -60,14 +60,11 @@ def test_a_loop_over_what_steps_add_to_grows():
     assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
 
 
-@pytest.mark.parametrize(
-    ("longest", "again", "grows"),
-    [
-        (None, scan, 2),
-        (FILLING_STEPS, scan, 0),  # a window of losses has filled
-        (None, max, 0),  # C, for one
-    ],
-)
+@pytest.mark.parametrize(("longest", "again", "grows"), [
+    (None, scan, 2),
+    (FILLING_STEPS, scan, 0),  # a window of losses has filled
+    (None, max, 0),  # C, for one
+])  # fmt: skip
 def test_what_grows_does_so_for_many_steps(longest, again, grows):
     """In one function: a second look comes when a bounded container has filled."""
     window, functions = deque(maxlen=longest), [scan] * (1 + LEAK_STEPS)

@@ -20,14 +20,10 @@ def inner():
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (SOURCE, ("tree_module.py", 9, "inner", 'json.loads("{")')),
-        ("x = 1\ndef outer(:\n", ("tree_module.py", 2, "", "def outer(:")),
-    ],
-    ids=["raised in a library", "a syntax error"],
-)
+@pytest.mark.parametrize(("source", "expected"), [
+    (SOURCE, ("tree_module.py", 9, "inner", 'json.loads("{")')),
+    ("x = 1\ndef outer(:\n", ("tree_module.py", 2, "", "def outer(:")),
+], ids=["raised in a library", "a syntax error"])  # fmt: skip
 def test_the_innermost_line_of_the_tree(tmp_path, monkeypatch, source, expected):
     """Not the library's that raised it; of a syntax error the line itself, which no frame has."""
     (tmp_path / "tree_module.py").write_text(source)

@@ -101,47 +101,24 @@ def counted(before):
     return set(tally.detail[SETTINGS])
 
 
-@pytest.mark.parametrize(
-    ("change", "undo", "part"),
-    [
-        (
-            lambda: torch.set_float32_matmul_precision("high"),
-            lambda: torch.set_float32_matmul_precision("highest"),
-            "get_float32_matmul_precision = high",
-        ),
-        (
-            lambda: setattr(torch.backends.mkldnn, "enabled", False),
-            lambda: setattr(torch.backends.mkldnn, "enabled", True),
-            "backends.mkldnn.enabled = False",
-        ),
-        (
-            lambda: torch.use_deterministic_algorithms(True),
-            lambda: torch.use_deterministic_algorithms(False),
-            "are_deterministic_algorithms_enabled = True",
-        ),
-        (
-            lambda: torch.set_flush_denormal(True),
-            lambda: torch.set_flush_denormal(False),
-            "flush denormals = True",
-        ),
-        (gc.disable, gc.enable, "garbage collection = False"),
-        (
-            lambda: torch.set_default_device("meta"),
-            lambda: torch.set_default_device(None),
-            "get_default_device = meta",
-        ),
-        (
-            lambda: torch.set_default_device("cpu"),  # as without, but each call asks for it
-            lambda: torch.set_default_device(None),
-            "modes = DeviceContext",
-        ),
-        (
-            LEFT_ON.__enter__,
-            lambda: _len_torch_function_stack() and LEFT_ON.__exit__(None, None, None),
-            "modes = Watching",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "undo", "part"), [
+    (lambda: torch.set_float32_matmul_precision("high"),
+     lambda: torch.set_float32_matmul_precision("highest"), "get_float32_matmul_precision = high"),
+    (lambda: setattr(torch.backends.mkldnn, "enabled", False),
+     lambda: setattr(torch.backends.mkldnn, "enabled", True), "backends.mkldnn.enabled = False"),
+    (lambda: torch.use_deterministic_algorithms(True),
+     lambda: torch.use_deterministic_algorithms(False),
+     "are_deterministic_algorithms_enabled = True"),
+    (lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False),
+     "flush denormals = True"),
+    (gc.disable, gc.enable, "garbage collection = False"),
+    (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None),
+     "get_default_device = meta"),
+    (lambda: torch.set_default_device("cpu"),  # as without, but each call asks for it
+     lambda: torch.set_default_device(None), "modes = DeviceContext"),
+    (LEFT_ON.__enter__, lambda: _len_torch_function_stack() and LEFT_ON.__exit__(None, None, None),
+     "modes = Watching"),
+])  # fmt: skip
 def test_a_setting_that_the_workload_changes_is_counted_with_its_value(change, undo, part):
     """And no longer when it is as before."""
     undo()  # another test of this process may have left it changed

@@ -118,18 +118,15 @@ def test_what_is_merged_into_another_branch_is_red(machine):
     assert status == 1 and "::error::It goes into a commit that main does not have" in said
 
 
-@pytest.mark.parametrize(
-    ("event", "result", "status", "red"),
-    [
-        ("pull_request", "success", "0", False),
-        ("merge_group", "success", "0", False),
-        ("push", "success", "0", False),
-        ("pull_request", "success", "1", True),
-        ("pull_request", "failure", "0", True),
-        ("push", "cancelled", "0", True),
-        ("pull_request", "skipped", "0", True),
-    ],
-)
+@pytest.mark.parametrize(("event", "result", "status", "red"), [
+    ("pull_request", "success", "0", False),
+    ("merge_group", "success", "0", False),
+    ("push", "success", "0", False),
+    ("pull_request", "success", "1", True),
+    ("pull_request", "failure", "0", True),
+    ("push", "cancelled", "0", True),
+    ("pull_request", "skipped", "0", True),
+])  # fmt: skip
 def test_the_gate_asks_of_the_document_what_the_event_asks(machine, event, result, status, red):
     """Beside the commit that is checked out, but for a commit of main. It is red if the document
     or the job that measured is; a fork, which is not measured, is told why.

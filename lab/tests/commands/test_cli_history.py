@@ -99,14 +99,9 @@ def test_what_came_along_with_a_step_is_named(repository):
         torch = "2.13.0" if number < 8 else "2.15.0"
         counters = {"graph_breaks": 0 if number < 12 else 1}
         slower = 10.0 if number < 8 else 11.0
-        keep(
-            repository,
-            number,
-            slower + 0.01 * (number % 3),
-            head,
-            fingerprint=Fingerprint("x86_64", "", torch=torch),
-            counts=repository.made(counters=counters).counts,
-        )
+        keep(repository, number, slower + 0.01 * (number % 3), head,
+             fingerprint=Fingerprint("x86_64", "", torch=torch),
+             counts=repository.made(counters=counters).counts)  # fmt: skip
     done = repository("history", CASE, "graph_breaks")
     assert "level 0 -> 1 at " in done.out
     assert ": nothing else changed" in done.out
@@ -157,14 +152,11 @@ def test_the_projects_own_recordings_are_a_history(tmp_path, capsys):
     assert "<script" not in text and "http:" not in text and "https:" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["a", "step_mss"], "'step_mss' is no metric (did you mean step_ms"),
-        (["--evidence", "nowhere"], "--evidence nowhere: no such folder"),
-        (["--json", "taken.py"], "--json taken.py: is a file that may be yours"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["a", "step_mss"], "'step_mss' is no metric (did you mean step_ms"),
+    (["--evidence", "nowhere"], "--evidence nowhere: no such folder"),
+    (["--json", "taken.py"], "--json taken.py: is a file that may be yours"),
+])  # fmt: skip
 def test_bad_usage(shell, arguments, said):
     """It is refused before anything is imported."""
     (shell.path / "taken.py").write_text("mine")

@@ -45,14 +45,11 @@ def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert "0 of 2" in out and "aten::mm" in out and "backward" in out
 
 
-@pytest.mark.parametrize(
-    "options, problem",
-    [
-        (["--with-stack"], "the following arguments are required: --out"),
-        (["--out", "x", "--schedule", "1,1"], "write three numbers"),
-        (["--out", "x", "--schedule", "1,1,1"], "the last step is left out"),
-    ],
-)
+@pytest.mark.parametrize("options, problem", [
+    (["--with-stack"], "the following arguments are required: --out"),
+    (["--out", "x", "--schedule", "1,1"], "write three numbers"),
+    (["--out", "x", "--schedule", "1,1,1"], "the last step is left out"),
+])  # fmt: skip
 def test_options_that_cannot_be(options, problem, shell):
     """Refused before anything runs."""
     done = shell("record-traces", "factories:linear", *options)

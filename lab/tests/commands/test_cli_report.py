@@ -81,14 +81,11 @@ def test_a_timeline_of_a_trace(shell):
     assert "GPU: compute" in page(shell).text
 
 
-@pytest.mark.parametrize(
-    ("trace", "told"),
-    [
-        ("t.json", "write CASE=FILE"),
-        ("other[x]=t.json", "no case 'other[x]' in the report"),
-        (f"{CASE}=missing.json", "missing.json"),
-    ],
-)
+@pytest.mark.parametrize(("trace", "told"), [
+    ("t.json", "write CASE=FILE"),
+    ("other[x]=t.json", "no case 'other[x]' in the report"),
+    (f"{CASE}=missing.json", "missing.json"),
+])  # fmt: skip
 def test_a_trace_that_cannot_be_drawn(shell, trace, told):
     """Its case is not there, or the file is not."""
     shell.keep(shell.made())

@@ -153,14 +153,6 @@ def test_attention_is_forward_and_backward(forward, backward, tmp_path, capsys):
     assert "  forward" not in run(capsys, tmp_path / "a.json")[1]
 
 
-def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):
-    """It is refused as that of a GPU is."""
-    (tmp_path / "a.json").write_bytes(host_steps(3).text())
-    assert run(capsys, tmp_path / "a.json", "--rank", 0)[0] == 0
-    status, _, err = run(capsys, tmp_path / "a.json", "--rank", 3)
-    assert (status, err) == (2, "stepguard: --rank 3: the files have 0\n")
-
-
 def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     """The same figures for programs; a row of the table has calls, time and scatter."""
     file = write(tmp_path / "a.json")
@@ -224,13 +216,6 @@ def test_a_pipe_cannot_be_read_twice(capsys):
     status, _, err = run(capsys, f"/dev/fd/{reader}")
     os.close(reader)
     assert (status, err) == (1, f"stepguard: /dev/fd/{reader}: give a file, not a pipe\n")
-
-
-def test_two_files_of_one_rank(tmp_path, capsys):
-    """Two runs in one table would be compared as if they were ranks of one."""
-    files = [write(tmp_path / name) for name in ("a.json", "b.json")]
-    status, _, err = run(capsys, *files)
-    assert status == 1 and f"it is of rank 0, as {files[0]} is; two runs: name the files" in err
 
 
 def test_files_of_runs_of_other_sizes(tmp_path, capsys):

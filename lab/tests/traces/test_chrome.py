@@ -152,15 +152,12 @@ def test_a_wrong_event_is_refused(change, words):
         read(trace.text())
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"ts": 1e300}, "begins at 1e\\+300 us"),
-        ({"ts": -1e6}, "begins at -1000000.0 us"),
-        ({"dur": 1e300}, "a length of 1e\\+300 us"),
-        ({"dur": -5.0}, "a length of -5.0 us"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"ts": 1e300}, "begins at 1e\\+300 us"),
+    ({"ts": -1e6}, "begins at -1000000.0 us"),
+    ({"dur": 1e300}, "a length of 1e\\+300 us"),
+    ({"dur": -5.0}, "a length of -5.0 us"),
+])  # fmt: skip
 def test_a_time_that_no_clock_shows_is_refused(change, words):
     """One such event would stretch a step over centuries."""
     trace = steps(1)
@@ -242,15 +239,12 @@ def test_old_and_foreign_spellings():
     assert found.gpu.stream.tolist() == [7] and found.gpu.external.tolist() == [9]
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        [],
-        {"grid": "grid(100,)", "block": "(1,)"},
-        {"correlation": "12", "External id": "7", "dtype": 5, "Group size": "8"},
-        {"Collective name": 3, "In msg nelems": "many", "kernel_hash": 9},
-    ],
-)
+@pytest.mark.parametrize("args", [
+    [],
+    {"grid": "grid(100,)", "block": "(1,)"},
+    {"correlation": "12", "External id": "7", "dtype": 5, "Group size": "8"},
+    {"Collective name": 3, "In msg nelems": "many", "kernel_hash": 9},
+])  # fmt: skip
 def test_an_argument_of_another_type_is_read_or_absent(args):
     """It is used where it is a number as text, and else as if it were not there."""
     trace = steps(2)

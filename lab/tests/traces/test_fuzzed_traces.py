@@ -38,13 +38,8 @@ def with_shapes_and_memory():
         shapes = {"Input Dims": [[8, 4], [4, 8]], "Input type": ["float"] * 2}
         trace.event("cpu_op", "aten::mm", 1000.0 * number + 5, 9, **{"External id": 3}, **shapes)
         figures = {"Addr": 7, "Bytes": 64, "Total Allocated": 64, "Total Reserved": 64}
-        allocation = {
-            "ph": "i",
-            "name": "[memory]",
-            "pid": 100,
-            "tid": 1,
-            "ts": 1000.0 * number + 6,
-        }
+        allocation = {"ph": "i", "name": "[memory]", "pid": 100, "tid": 1,
+                      "ts": 1000.0 * number + 6}  # fmt: skip
         trace.events.append(allocation | {"args": figures | {"Device Type": 1}})
     return json.loads(trace.text()) | HEAD
 

@@ -79,16 +79,13 @@ def test_no_export_of_kernels(without, words):
         read_nsys(export(without=without))
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ("CUPTI_ACTIVITY_KIND_KERNEL SET start = NULL", "has None in the column start"),
-        ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 'x'", "has 'x' in the column end"),
-        ("CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = X'FF'", "in the column globalTid"),
-        ("NVTX_EVENTS SET text = X'FF'", "in the column text"),
-        ("CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 1", "ends before it begins"),
-    ],
-)
+@pytest.mark.parametrize("change, words", [
+    ("CUPTI_ACTIVITY_KIND_KERNEL SET start = NULL", "has None in the column start"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 'x'", "has 'x' in the column end"),
+    ("CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = X'FF'", "in the column globalTid"),
+    ("NVTX_EVENTS SET text = X'FF'", "in the column text"),
+    ("CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 1", "ends before it begins"),
+])  # fmt: skip
 def test_values_that_cannot_be_right_are_refused(change, words):
     """SQLite keeps any type in any column."""
     connection = export()
@@ -202,21 +199,18 @@ def test_active_threads_of_versions_that_have_counts_alone():
     assert read_ncu(text.replace("640", ""))[0].threads_per_warp is None
 
 
-@pytest.mark.parametrize(
-    "reader, text, words",
-    [
-        (read_stats, "a,b\n1,2\n", "no table of nsys stats"),
-        (read_stats, KERN.replace("3000000", "many"), "no row of nsys stats"),
-        (read_ncu, "x\n", "no column"),
-        (read_ncu, NCU[: NCU.index('"0"')], None),
-        (read_ncu, NCU[: NCU.index('"","","')], "no launch"),
-        (read_ncu, NCU[:-20], "cut off"),
-        (read_ncu, LONG[:-60], "cut off"),
-        (read_ncu, '"Kernel Name","odd"\n"","s"\n"k","1"\n', "no metric that is read: make it"),
-        (read_ncu, LONG.replace("gpu__", "x").replace("sm__", "x"), "no metric that is read"),
-        (read_stats, PAGE, "a page of nsys stats; print it as CSV"),
-    ],
-)
+@pytest.mark.parametrize("reader, text, words", [
+    (read_stats, "a,b\n1,2\n", "no table of nsys stats"),
+    (read_stats, KERN.replace("3000000", "many"), "no row of nsys stats"),
+    (read_ncu, "x\n", "no column"),
+    (read_ncu, NCU[: NCU.index('"0"')], None),
+    (read_ncu, NCU[: NCU.index('"","","')], "no launch"),
+    (read_ncu, NCU[:-20], "cut off"),
+    (read_ncu, LONG[:-60], "cut off"),
+    (read_ncu, '"Kernel Name","odd"\n"","s"\n"k","1"\n', "no metric that is read: make it"),
+    (read_ncu, LONG.replace("gpu__", "x").replace("sm__", "x"), "no metric that is read"),
+    (read_stats, PAGE, "a page of nsys stats; print it as CSV"),
+])  # fmt: skip
 def test_what_is_no_table_is_refused(reader, text, words):
     """Never an empty page for a file that was not understood."""
     if words is None:
@@ -240,15 +234,12 @@ def test_the_command_reads_them_all(tmp_path, capsys):
     assert main(["trace", str(base), str(tmp_path / "k.csv")]) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("r.nsys-rep", "", "export it: nsys export --type sqlite "),
-        ("my r.ncu-rep", "", " --csv --page raw > 'my r'.csv"),
-        ("r.txt", PAGE, "print it as CSV: nsys stats --format csv"),
-        ("r.csv", PAGE, "print it as CSV: nsys stats --format csv"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("r.nsys-rep", "", "export it: nsys export --type sqlite "),
+    ("my r.ncu-rep", "", " --csv --page raw > 'my r'.csv"),
+    ("r.txt", PAGE, "print it as CSV: nsys stats --format csv"),
+    ("r.csv", PAGE, "print it as CSV: nsys stats --format csv"),
+])  # fmt: skip
 def test_what_has_to_be_exported_names_the_command(name, text, words, tmp_path, capsys):
     """A report of Nsight's own, and the page that nsys stats prints on a terminal."""
     (tmp_path / name).write_text(text)

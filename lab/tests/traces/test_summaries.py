@@ -103,15 +103,9 @@ def test_one_ranks_trace_says_no_latency():
     assert (row.latency_us, row.bus_gb_s, row.skew_in_us) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    "name, ranks, factor",
-    [
-        ("allreduce", 8, 1.75),
-        ("_allgather_base", 4, 0.75),
-        ("broadcast", 4, 1),
-        ("allreduce", 1, 0),
-    ],
-)
+@pytest.mark.parametrize("name, ranks, factor", [
+    ("allreduce", 8, 1.75), ("_allgather_base", 4, 0.75), ("broadcast", 4, 1), ("allreduce", 1, 0),
+])  # fmt: skip
 def test_bus_bandwidth_is_that_of_nccl_tests(name, ranks, factor):
     """The factors of its PERFORMANCE.md."""
     assert bus_factor(name, ranks) == factor

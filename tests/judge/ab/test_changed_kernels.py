@@ -128,24 +128,6 @@ def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
     assert verdict.worst.limit_pct == 0.025 and GELU in headline(verdict)
 
 
-@pytest.mark.parametrize(("chosen", "edit", "head_has_it", "head_lacks_it"), [
-    (PLANTED_30[:1], (), None, None),  # one pair is for large slowdowns
-    (PLANTED_30[:2], (), Status.SLOWER, None),  # these steps are slower by 0.7 %
-    (PLANTED_30[2:], (), Status.SLOWER, Status.FASTER),
-    (PLANTED_30, (), Status.SLOWER, Status.FASTER),
-    (PLANTED_70, (), Status.SLOWER, Status.FASTER),
-    (SAME_CODE, (), None, None),  # no kernel differs
-    (SAME_CODE, (GELU,), None, None),  # two pairs are too few for `same`
-    (SAME_CODE + SAME_CODE[:1], (GELU,), Status.SAME, Status.SAME),
-    (SAME_CODE + SAME_CODE[:1], (PRODUCT,), Status.SAME, Status.SAME),
-])  # fmt: skip
-def test_recorded_pairs_with_their_own_steps(chosen, edit, head_has_it, head_lacks_it):
-    """As they were recorded, and with the sides exchanged."""
-    found = as_recorded(chosen, edit=edit)
-    assert said(found) is head_has_it
-    assert said(replace(found, head=found.base, base=found.head)) is head_lacks_it
-
-
 def test_a_launch_that_ran_other_kernels_than_counted_decides_nothing():
     """A cold compiler chose another grid for three kernels in the first recorded launch."""
     counted, cold = profile(), profile(recorded.COLD)

@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 from builders import METRICS, metric, replace, two_rank_evidence, with_counts
-from test_judge_pairs import GATES, fault, shifted, turns
+from test_judge_pairs import GATES, shifted, turns
 
 from stepguard.core.metrics import COPIES, NUMBERS, SETTINGS, default_gates
 from stepguard.core.permission import Permission
@@ -117,15 +117,6 @@ def _moved(found):
     return {n: count for n, count in found.head.counts.values.items() if count != base[n]}
 
 
-@pytest.mark.parametrize("name", OF["waste"])
-@pytest.mark.parametrize("pct", PCTS)
-def test_no_time_pays_for_waste(name, pct):
-    """Nor is SLOWER the word for it: the counter names the line."""
-    found = counted(name, *shifted(pct))
-    verdict = judge(Question(pairs=found))
-    assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, name)
-
-
 @pytest.mark.parametrize("name", [n for n in OF["price"] if METRICS[n].exists("cuda", 1)])
 def test_a_price_is_paid_by_a_faster_step_alone(name):
     """It waits for the first pair, and for the others if that one is faster by more than 0.5 %."""
@@ -184,22 +175,3 @@ def test_on_a_cpu_no_time_is_waited_for(name):
     found = counted(name, 0.5, head=cpu, base=cpu)
     assert judge(Question(pairs=found)).status is Status.CHANGED
     assert wants_another_pair(found) is (METRICS[name].role == "amount")
-
-
-@pytest.mark.parametrize("side", ["head", "base"])
-@pytest.mark.parametrize("broken", [fault("KILLED"), {"counts": None}])
-def test_what_is_not_sound_goes_first(side, broken):
-    """A fault, or nothing counted on a side: no counter decides."""
-    found = counted("recompiles")
-    found = replace(found, **{side: replace(getattr(found, side), **broken)})
-    assert judge(Question(pairs=found)).status is Status.BROKEN
-
-
-@pytest.mark.parametrize("side", ["head", "base"])
-@pytest.mark.parametrize("launches", [0, 1])
-def test_a_launch_without_a_partner_is_broken(side, launches):
-    """Whatever was counted, since nobody knows why it is not there."""
-    found = counted("recompiles", 0.0, 0.0)
-    fewer = getattr(found, side).launches[:launches]
-    found = replace(found, **{side: replace(getattr(found, side), launches=fewer)})
-    assert judge(Question(pairs=found)).status is Status.BROKEN

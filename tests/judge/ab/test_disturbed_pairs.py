@@ -105,14 +105,6 @@ def test_a_pair_is_out_of_line_beyond_1_1_percent(within_pct, out):
     assert out_of_line(*sides) is out
 
 
-def test_a_pair_that_compiled_is_marked():
-    """So that what later pairs take from the cache is held against nobody."""
-    run = Run()
-    run.take(replace(EVEN, compiled=True))
-    run.take(EVEN)
-    assert [one.compiled for one in run.replaced] == [True] and run.ratios() == [0.0]
-
-
 def test_a_pair_that_waits_at_the_end_counts():
     """No other one came after it."""
     run = Run()

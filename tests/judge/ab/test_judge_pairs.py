@@ -112,6 +112,8 @@ QUESTIONS = {
     "margins of the case": (with_margins(turns(shifted(2.0)), 5.0, 20.0), SAME, False),
     "alone": (turns(WIDE), SLOWER, False),
     "among forty cases": (turns(WIDE, alpha=level_of(40)), UNDECIDED, True),
+    "noise that 24 pairs see through": (turns((0.01, -0.01) * 3), UNDECIDED, True),
+    "noise that they do not": (turns((0.03, -0.03) * 3), UNDECIDED, False),
     "counters alone, no pair": (turns((), ALONE, ALONE), EMPTY, True),
     "counters alone, one pair": (
         turns(shifted(50.0)[:1], ALONE, ALONE), (Status.SAME, Reason.EQUAL), False),
@@ -178,22 +180,16 @@ DAMAGE = {
     "no blocks": lambda e: {"launches": (replace(e.launches[0], blocks=()), *e.launches[1:])},
     "NaN": lambda e: {"launches": (*e.launches[:-1], launch(math.nan, len(e.launches)))},
     "no steps": lambda e: {
-        "launches": (*e.launches[:-1], launch(250.0, 6, blocks=(block(250.0, 0),)))
-    },
+        "launches": (*e.launches[:-1], launch(250.0, 6, blocks=(block(250.0, 0),)))},
     "clocks": lambda e: {
-        "launches": (*e.launches[:-1], launch(blocks=(block(events_ms=(2000.0,)),)))
-    },
+        "launches": (*e.launches[:-1], launch(blocks=(block(events_ms=(2000.0,)),)))},
     "other FLOPs": lambda e: {
-        "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})
-    },
+        "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})},
     "unstable": lambda e: {
         "counts": replace(
-            e.counts,
-            values={k: v for k, v in e.counts.values.items() if k != WASTE},
-            unstable={WASTE: "5, then 6"},
-        )
-    },
-}
+            e.counts, values={k: v for k, v in e.counts.values.items() if k != WASTE},
+            unstable={WASTE: "5, then 6"})},
+}  # fmt: skip
 
 
 @PROPERTY
@@ -261,32 +257,17 @@ def test_the_margins_that_are_named_decide(sd_pct):
 
 def test_a_comparison_survives_json():
     """Sides, margins and how it was measured."""
-    found = turns(
-        shifted(2.0),
-        together=False,
-        out_of_time=True,
-        alpha=level_of(40),
-        base=fault("KILLED"),
-    )
+    found = turns(shifted(2.0), together=False, out_of_time=True, alpha=level_of(40),
+                  base=fault("KILLED"))  # fmt: skip
     assert from_json(to_json(found), "x") == found
 
 
 # What a comparison held that an earlier version kept, and none holds now.
-REMOVED = {
-    "margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
-    "prior": {"sd_pct": 0.3, "degrees": 4.0},
-    "why": "calibrated",
-    "wall_s": 12.5,
-    "case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5},
-    "timing": {"block_s": 2.0},
-    "earlier": 2,
-    "check": None,
-    "spent": [4],
-    "decided": True,
-    "not_pooled": "another card",
-    "unproven": False,
-    "digest": "0" * 64,
-}
+REMOVED = {"margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
+           "prior": {"sd_pct": 0.3, "degrees": 4.0}, "why": "calibrated", "wall_s": 12.5,
+           "case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5}, "timing": {"block_s": 2.0},
+           "earlier": 2, "check": None, "spent": [4], "decided": True, "not_pooled": "another card",
+           "unproven": False, "digest": "0" * 64}  # fmt: skip
 
 
 def test_a_comparison_of_an_earlier_version_is_read():
@@ -296,18 +277,15 @@ def test_a_comparison_of_an_earlier_version_is_read():
     assert from_json(msgspec.json.encode(kept), "comparison.json") == found
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b'{"against": 1}',
-        msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"",
+    b"{",
+    b"[]",
+    b"{}",
+    b"\xff",
+    b'{"against": 1}',
+    msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
+])  # fmt: skip
 def test_what_is_no_comparison_is_refused(data):
     """With the file's name, as ValueError."""
     with pytest.raises(ValueError, match="comparison.json: no comparison that stepguard wrote: "):

@@ -15,15 +15,10 @@ STEP_US, STEPS = 270_000.0, 6
 GELU = "triton_poi_fused_gelu_view"
 NORM = "triton_per_fused_norm_10"
 # Name, class, launches and share of a step in percent: about those of the 124M step.
-STEP = (
-    ("nvjet_NNN", "GEMM", 98, 18.0),
-    ("nvjet_TNN", "GEMM", 96, 12.6),
-    ("sdpa_bprop", "attention", 24, 8.8),
-    ("sdpa_fprop", "attention", 24, 3.1),
-    (f"{GELU}_9", "Triton", 24, 2.6),
-    (NORM, "Triton", 46, 4.7),
-    ("triton_red_fused_loss_11", "Triton", 2, 3.6),
-)
+STEP = (("nvjet_NNN", "GEMM", 98, 18.0), ("nvjet_TNN", "GEMM", 96, 12.6),
+        ("sdpa_bprop", "attention", 24, 8.8), ("sdpa_fprop", "attention", 24, 3.1),
+        (f"{GELU}_9", "Triton", 24, 2.6), (NORM, "Triton", 46, 4.7),
+        ("triton_red_fused_loss_11", "Triton", 2, 3.6))  # fmt: skip
 
 
 def kernel(name, kind, calls, us, code="c", grid=(8, 1, 1)):
@@ -100,16 +95,13 @@ def test_a_class_has_a_pace_of_its_own_if_it_has_enough_time(factor, own):
     assert (found == pytest.approx(0.0, abs=1e-9)) is own
 
 
-@pytest.mark.parametrize(
-    ("head", "differs"),
-    [
-        ((GELU + "_9", "Triton", 24, 100.0), ""),
-        ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
-        ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
-        ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
-        ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
-    ],
-)
+@pytest.mark.parametrize(("head", "differs"), [
+    ((GELU + "_9", "Triton", 24, 100.0), ""),
+    ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
+    ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
+    ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
+    ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
+])  # fmt: skip
 def test_what_counts_as_another_kernel(head, differs):
     """The compiler's number does not, and time alone does not."""
     base = kernel(GELU + "_9", "Triton", 24, 100.0)

@@ -25,17 +25,14 @@ def pairs(*times, **changes):
     return Comparison("main", head, base, **changes)
 
 
-@pytest.mark.parametrize(
-    ("times", "status", "more"),
-    [
-        ((1.49,), Status.SAME, False),
-        ((1.51,), Status.INCONCLUSIVE, True),
-        ((1.51, 1.51), Status.INCONCLUSIVE, True),
-        ((1.51, 1.49), Status.SAME, False),
-        ((1.51, 1.51, 1.51), Status.SLOWER, False),
-        ((9.0, 9.0, 1.49), Status.SAME, False),
-    ],
-)
+@pytest.mark.parametrize(("times", "status", "more"), [
+    ((1.49,), Status.SAME, False),
+    ((1.51,), Status.INCONCLUSIVE, True),
+    ((1.51, 1.51), Status.INCONCLUSIVE, True),
+    ((1.51, 1.49), Status.SAME, False),
+    ((1.51, 1.51, 1.51), Status.SLOWER, False),
+    ((9.0, 9.0, 1.49), Status.SAME, False),
+])  # fmt: skip
 def test_each_of_three_pairs_has_to_show_it(times, status, more):
     """One pair that does not is enough. Slower blocks beside the fastest do not count."""
     found = pairs(*times)

@@ -56,17 +56,14 @@ def test_the_looks_together_err_as_stated_whatever_the_noise(ratio):
         assert total["alpha"] > 0.85 * ALPHA and total["beta"] > 0.85 * BETA
 
 
-@pytest.mark.parametrize(
-    ("sample_pct", "pairs", "sd_pct", "degrees"),
-    [
-        (0.15, 5, 0.15, 8.0),
-        (0.0, 5, 0.15 * math.sqrt(0.5), 8.0),
-        (0.10, 9, math.sqrt((4 * 0.0225 + 8 * 0.01) / 12), 12.0),
-        (0.30, 7, math.sqrt((0.25 * 0.0225 + 6 * 0.09) / 6.25), 6.25),  # 4 / 2**4: it fades
-        (15.0, 7, 15.0, 6.0),
-        (0.0, 1, 0.15, 4.0),
-    ],
-)
+@pytest.mark.parametrize(("sample_pct", "pairs", "sd_pct", "degrees"), [
+    (0.15, 5, 0.15, 8.0),
+    (0.0, 5, 0.15 * math.sqrt(0.5), 8.0),
+    (0.10, 9, math.sqrt((4 * 0.0225 + 8 * 0.01) / 12), 12.0),
+    (0.30, 7, math.sqrt((0.25 * 0.0225 + 6 * 0.09) / 6.25), 6.25),  # 4 / 2**4: it fades
+    (15.0, 7, 15.0, 6.0),
+    (0.0, 1, 0.15, 4.0),
+])  # fmt: skip
 def test_moderated_variance_by_hand(sample_pct, pairs, sd_pct, degrees):
     """Smyth's while the sample agrees with the prior, the sample's own where it contradicts it."""
     found = Prior(0.15, 4.0).moderated((sample_pct / 100) ** 2, pairs)
@@ -116,20 +113,17 @@ def test_with_a_negligible_prior_it_is_scipys_t_test():
     assert ours == pytest.approx(min(1.0, theirs * 0.001 / 0.00008), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "status", "final"),
-    [
-        (log_pct(0.0, 0.1, -0.1, 0.05), Status.SAME, True),
-        (log_pct(0.0, 0.1, -0.1), Status.INCONCLUSIVE, False),  # before the first look
-        (log_pct(*[10.0] * 4), Status.INCONCLUSIVE, False),  # too few for SLOWER, however clear
-        (log_pct(*[10.0] * 5), Status.INCONCLUSIVE, False),
-        (log_pct(*[10.0] * 6), Status.SLOWER, True),
-        (log_pct(*[-10.0] * 6), Status.FASTER, True),
-        (log_pct(*[10.0] * 7), Status.INCONCLUSIVE, False),  # between two looks
-        (log_pct(*[0.15, 0.6] * 3), Status.INCONCLUSIVE, False),  # between the margins
-        (log_pct(*[3.0, -3.0] * 12), Status.INCONCLUSIVE, True),  # out of pairs
-    ],
-)
+@pytest.mark.parametrize(("pairs", "status", "final"), [
+    (log_pct(0.0, 0.1, -0.1, 0.05), Status.SAME, True),
+    (log_pct(0.0, 0.1, -0.1), Status.INCONCLUSIVE, False),  # before the first look
+    (log_pct(*[10.0] * 4), Status.INCONCLUSIVE, False),  # too few for SLOWER, however clear
+    (log_pct(*[10.0] * 5), Status.INCONCLUSIVE, False),
+    (log_pct(*[10.0] * 6), Status.SLOWER, True),
+    (log_pct(*[-10.0] * 6), Status.FASTER, True),
+    (log_pct(*[10.0] * 7), Status.INCONCLUSIVE, False),  # between two looks
+    (log_pct(*[0.15, 0.6] * 3), Status.INCONCLUSIVE, False),  # between the margins
+    (log_pct(*[3.0, -3.0] * 12), Status.INCONCLUSIVE, True),  # out of pairs
+])  # fmt: skip
 def test_the_rule(pairs, status, final):
     """SLOWER, FASTER, `same`, more pairs wanted, and out of pairs."""
     found = decide(figures(pairs))
@@ -143,13 +137,6 @@ def test_when_time_is_up_what_there_is_decides():
     for few in (log_pct(*[10.0] * 5), log_pct(0.0, 0.0, 0.0)):
         found = decide(figures(few), last=True)
         assert (found.status, found.final, found.p_value) == (Status.INCONCLUSIVE, True, 1.0)
-
-
-def test_a_wider_margin_is_taken_as_given():
-    """The same pairs are SLOWER against 0.2 % and `same` against 2 to 4 %."""
-    pairs = log_pct(*[1.5] * 6)
-    assert decide(figures(pairs)).status is Status.SLOWER
-    assert decide(figures(pairs, Margins(2.0, 4.0))).status is Status.SAME
 
 
 @pytest.mark.parametrize("bad", [[], [math.nan], [0.0, math.inf], [0.0] * (BUDGET + 1)])
@@ -184,16 +171,6 @@ def test_a_constant_shifts_the_estimate_and_nothing_else(pairs, shift):
     assert other.low >= one.low - 1e-9 and other.high >= one.high - 1e-9
     if one.status(Margins()) is Status.SLOWER and one.low > Margins().ignore + 1e-9:
         assert other.status(Margins()) is Status.SLOWER
-
-
-@PROPERTY
-@given(LOG_RATIOS, st.randoms())
-def test_the_order_of_the_pairs_does_not_matter(pairs, random):
-    """A shuffled series gives the same decision."""
-    shuffled = pairs[:]
-    random.shuffle(shuffled)
-    assert bounds(shuffled).mean == pytest.approx(bounds(pairs).mean, abs=1e-15)
-    assert bounds(shuffled).sd == pytest.approx(bounds(pairs).sd, rel=1e-9)
 
 
 @PROPERTY
@@ -294,21 +271,18 @@ def test_a_change_that_matters_is_not_same(noise, sd_pct):
     assert count[Status.FASTER] == 0
 
 
-@pytest.mark.parametrize(
-    ("noise", "sd_pct", "truth_pct", "power", "pairs"),
-    [
-        ("normal", 0.05, 0.5, 0.99, 8),
-        ("normal", 0.15, 0.5, 0.95, 12),
-        ("normal", 0.3, 0.5, 0.95, 14),
-        ("normal", 0.3, 1.0, 0.99, 10),
-        ("normal", 0.15, 1.0, 0.99, 7),
-        ("normal", 0.3, 2.0, 0.99, 7),
-        ("drift", 0.15, 0.5, 0.95, 13),
-        ("heavy tails", 0.15, 0.5, 0.95, 12),
-        ("modes 0.5 % apart", 0.15, 1.0, 0.95, 13),
-        ("outliers", 0.15, 2.0, 0.90, 12),
-    ],
-)
+@pytest.mark.parametrize(("noise", "sd_pct", "truth_pct", "power", "pairs"), [
+    ("normal", 0.05, 0.5, 0.99, 8),
+    ("normal", 0.15, 0.5, 0.95, 12),
+    ("normal", 0.3, 0.5, 0.95, 14),
+    ("normal", 0.3, 1.0, 0.99, 10),
+    ("normal", 0.15, 1.0, 0.99, 7),
+    ("normal", 0.3, 2.0, 0.99, 7),
+    ("drift", 0.15, 0.5, 0.95, 13),
+    ("heavy tails", 0.15, 0.5, 0.95, 12),
+    ("modes 0.5 % apart", 0.15, 1.0, 0.95, 13),
+    ("outliers", 0.15, 2.0, 0.90, 12),
+])  # fmt: skip
 def test_power(noise, sd_pct, truth_pct, power, pairs):
     """A true slowdown is called SLOWER this often at least, in this many pairs on average."""
     count, mean_pairs = outcomes(noise, sd_pct, truth_pct, 1000)
@@ -353,13 +327,3 @@ def test_a_stricter_level_decides_less_and_never_otherwise():
     assert (one.status, many.status) == (Status.SLOWER, Status.INCONCLUSIVE)
     assert one.p_value == many.p_value and one.low_pct == many.low_pct
     assert many.smallest_detectable_pct >= one.smallest_detectable_pct
-
-
-def test_a_run_of_thirty_unchanged_cases_claims_nothing():
-    """A/A runs of thirty cases, by the whole plan: 1 % of them at most call one SLOWER."""
-    rng, runs, alarms, alpha = np.random.default_rng(20261122), 100, 0, level_of(30)
-    for _ in range(runs):
-        for drawn in rng.normal(0, 0.003, (30, BUDGET)).tolist():
-            looks = (bounds(drawn[: look.pairs], alpha=alpha) for look in SEQUENTIAL_PLAN)
-            alarms += any(look.status(Margins()) is Status.SLOWER for look in looks)
-    assert binomial_bounds(alarms, runs)[0] <= 0.01

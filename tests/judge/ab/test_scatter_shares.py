@@ -36,13 +36,9 @@ FILES = {
 }
 LEAST_PCT = 0.3  # share of a step
 # Root mean squares of the differences between launches, in percent of a kernel's time.
-FIGURES = {
-    "Triton": {"H200": 0.58, "H100": 0.40},
-    "GEMM": {"H200": 0.54, "H100": 0.59},
-    "attention": {"H200": 0.68, "H100": 0.70},
-    "reduction": {"H200": 1.03, "H100": 1.02},
-    "optimizer": {"H200": 0.51, "H100": 0.59},
-}
+FIGURES = {"Triton": {"H200": 0.58, "H100": 0.40}, "GEMM": {"H200": 0.54, "H100": 0.59},
+           "attention": {"H200": 0.68, "H100": 0.70}, "reduction": {"H200": 1.03, "H100": 1.02},
+           "optimizer": {"H200": 0.51, "H100": 0.59}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -214,13 +210,6 @@ def test_a_longer_kernel_is_found_among_them(rates, pct, pairs, least):
     small = [(values, its) for values, its in rates[pairs] if its.sd_pct < 0.05]
     assert len(small) > 0.7 * len(rates[pairs])
     assert shares(small, pct)[Status.SLOWER] > least
-
-
-def test_kernels_that_scatter_twice_as_much_err_hardly_more_often(rates):
-    """Than the level allows. The recorded kernels are judged as if half of it were known."""
-    for verdicts in rates.values():
-        found = shares([(values, replace(its, sd_pct=its.sd_pct / 2)) for values, its in verdicts])
-        assert found.get(Status.SLOWER, 0.0) <= ALPHA >= found.get(Status.FASTER, 0.0)
 
 
 @pytest.mark.parametrize(("sd_pct", "ratio", "most"), [

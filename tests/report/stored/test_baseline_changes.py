@@ -31,30 +31,18 @@ def edited(**cases):
     return baseline_file(cases={CASE_ID: entry(), **cases})
 
 
-@pytest.mark.parametrize(
-    ("cases", "said"),
-    [
-        ({CASE_ID: entry((263.1,))}, f"{CASE_ID}: step_ms 250.000 -> 263.100"),
-        ({CASE_ID: entry((250.0, 250.0))}, f"{CASE_ID}: recordings 1 -> 2"),
-        (
-            {CASE_ID: entry(epochs=[epoch(), epoch(reason="fused")])},
-            f"{CASE_ID}: levels 1 -> 2, reason 'first recording' -> 'fused'",
-        ),
-        (
-            {CASE_ID: entry(epochs=[epoch(recordings=[recording(commit="b" * 40)])])},
-            f"{CASE_ID}: commit 000000000000 -> bbbbbbbbbbbb",
-        ),
-        (
-            {CASE_ID: one_recording(by_rank={"host_syncs_per_step": [3]})},
-            f"{CASE_ID}: other fields, which git diff shows",
-        ),
-        (
-            {CASE_ID: entry(margins_pct=[1.0, 3.0])},
-            f"{CASE_ID}: margins 0.2 and 0.5 % -> 1 and 3 %",
-        ),
-        ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000"),
-    ],
-)
+@pytest.mark.parametrize(("cases", "said"), [
+    ({CASE_ID: entry((263.1,))}, f"{CASE_ID}: step_ms 250.000 -> 263.100"),
+    ({CASE_ID: entry((250.0, 250.0))}, f"{CASE_ID}: recordings 1 -> 2"),
+    ({CASE_ID: entry(epochs=[epoch(), epoch(reason="fused")])},
+     f"{CASE_ID}: levels 1 -> 2, reason 'first recording' -> 'fused'"),
+    ({CASE_ID: entry(epochs=[epoch(recordings=[recording(commit="b" * 40)])])},
+     f"{CASE_ID}: commit 000000000000 -> bbbbbbbbbbbb"),
+    ({CASE_ID: one_recording(by_rank={"host_syncs_per_step": [3]})},
+     f"{CASE_ID}: other fields, which git diff shows"),
+    ({CASE_ID: entry(margins_pct=[1.0, 3.0])}, f"{CASE_ID}: margins 0.2 and 0.5 % -> 1 and 3 %"),
+    ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000"),
+])  # fmt: skip
 def test_an_entry_is_told_by_what_it_changes(folders, cases, said):
     """Its level first, then what the level rests on; the other way round it is the reverse."""
     old, new = folders

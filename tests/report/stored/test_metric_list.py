@@ -17,20 +17,15 @@ from stepguard.report.next_steps import Commands
 from stepguard.storage.accept_recording import Accepted, Action
 
 
-@pytest.mark.parametrize(
-    ("action", "words"),
-    [
-        (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
-        (
-            Action.ONE_LAUNCH,
-            "same as cpu.json by one launch, nothing to add; --perf-update measures all launches",
-        ),
-        (Action.FIRST_RECORDING, "first recording in cpu.json"),
-        (Action.APPENDED, "recording 2 of its level in cpu.json"),
-        (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
-        (Action.EPOCH_OPENED, "a new level begins (fused the loss) in cpu.json"),
-    ],
-)
+@pytest.mark.parametrize(("action", "words"), [
+    (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
+    (Action.ONE_LAUNCH,
+     "same as cpu.json by one launch, nothing to add; --perf-update measures all launches"),
+    (Action.FIRST_RECORDING, "first recording in cpu.json"),
+    (Action.APPENDED, "recording 2 of its level in cpu.json"),
+    (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
+    (Action.EPOCH_OPENED, "a new level begins (fused the loss) in cpu.json"),
+])  # fmt: skip
 def test_what_was_accepted_is_said_in_a_line(action, words):
     """The case, what was done with its evidence, and where."""
     done = Accepted(CASE_ID, action, Path("cpu.json"), 2, "fused the loss")

@@ -89,20 +89,17 @@ def test_a_generated_kernel_without_a_hash_is_not_known():
     assert "code is not known" in edited("triton_poi_0", kernel_hash="").problem
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "part"),
-    [
-        ("aten::mm", {"Input Strides": [[1, 4]]}, "operators"),
-        ("aten::mm", {"Input type": ["c10::BFloat16"]}, "operators"),
-        ("aten::mm", {"Concrete Inputs": ["True"]}, "operators"),
-        ("triton_poi_0", {"kernel_hash": "cxyz"}, "operators"),
-        ("gemm", {"grid": [3, 1, 1]}, "kernels and copies"),
-        ("gemm", {"shared memory": 1024}, "kernels and copies"),
-        ("gemm", {"stream": 99}, "kernels and copies"),
-        ("Memcpy HtoD (Pinned -> Device)", {"bytes": 65}, "kernels and copies"),
-        ("record_param_comms", {"dtype": "BFloat16"}, "collectives"),
-    ],
-)
+@pytest.mark.parametrize(("name", "args", "part"), [
+    ("aten::mm", {"Input Strides": [[1, 4]]}, "operators"),
+    ("aten::mm", {"Input type": ["c10::BFloat16"]}, "operators"),
+    ("aten::mm", {"Concrete Inputs": ["True"]}, "operators"),
+    ("triton_poi_0", {"kernel_hash": "cxyz"}, "operators"),
+    ("gemm", {"grid": [3, 1, 1]}, "kernels and copies"),
+    ("gemm", {"shared memory": 1024}, "kernels and copies"),
+    ("gemm", {"stream": 99}, "kernels and copies"),
+    ("Memcpy HtoD (Pinned -> Device)", {"bytes": 65}, "kernels and copies"),
+    ("record_param_comms", {"dtype": "BFloat16"}, "collectives"),
+])  # fmt: skip
 def test_what_runs_differently_shows(name, args, part):
     """Strides alone, a type, a grid, another stream, generated code, bytes."""
     assert list(identity().differs_from(edited(name, **args))) == [part]
@@ -132,25 +129,15 @@ def test_settings_are_a_part():
     assert with_settings(unknown, {"allow_tf32": "True"}) == unknown
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (
-            lambda n, add: n == 2 and add.copy(2500, 2600, 2610, bytes=64),
-            "kernels and copies, CUDA calls differ from step to step",
-        ),
-        (
-            lambda n, add: n == 1 and add.kernel(1500, 0, 0, recorded=False),
-            "launches lack the GPU's record",
-        ),
-        (lambda n, add: add.call("cudaGraphLaunch", 1000 * n + 70), "it launches a graph"),
-        (
-            lambda n, add: add.event("kernel", "k", 1000 * n + 80, 5, correlation=9999 + n),
-            "it launches by calls that are not known",
-        ),
-    ],
-    ids=["every third step", "lost record", "graph", "unknown call"],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    (lambda n, add: n == 2 and add.copy(2500, 2600, 2610, bytes=64),
+     "kernels and copies, CUDA calls differ from step to step"),
+    (lambda n, add: n == 1 and add.kernel(1500, 0, 0, recorded=False),
+     "launches lack the GPU's record"),
+    (lambda n, add: add.call("cudaGraphLaunch", 1000 * n + 70), "it launches a graph"),
+    (lambda n, add: add.event("kernel", "k", 1000 * n + 80, 5, correlation=9999 + n),
+     "it launches by calls that are not known"),
+], ids=["every third step", "lost record", "graph", "unknown call"])  # fmt: skip
 def test_what_is_not_known_is_a_problem(change, problem):
     """And no identity."""
     found = identity(change)

@@ -61,12 +61,8 @@ KERNELS = {
     in_double: ({"x": FLOATS, "out": FLOATS, "n": "i32"}, {"BLOCK": 256}, {}),
     histogram: ({"x": "*i32", "out": FLOATS, "n": "i32"}, {"BLOCK": 256}, {}),
     product: ({"a": "*bf16", "b": "*bf16", "c": FLOATS, "K": "i32"}, {"SIZE": 32}, {}),
-    spilled: (
-        {"x": FLOATS, "out": FLOATS},
-        {"BLOCK": 1024},
-        {"num_warps": 1, "maxnreg": 24},
-    ),
-}
+    spilled: ({"x": FLOATS, "out": FLOATS}, {"BLOCK": 1024}, {"num_warps": 1, "maxnreg": 24}),
+}  # fmt: skip
 
 
 def make(kernel, signature, constants, options):
