@@ -62,9 +62,7 @@ def accept_evidence(options: argparse.Namespace) -> int:
 
 
 def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Declined for evidence without a commit if the tree still has none; the message says
-    why. If the tree has a commit by now, accept() refuses the evidence.
-    """
+    """Raise Declined for evidence without a commit if the tree still has none; say why."""
     if not evidence.commit and (why := no_commit(options.root)):
         raise Declined(f"{evidence.case_id}: not recorded, {why}; then measure again")
 

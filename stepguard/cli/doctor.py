@@ -87,9 +87,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
-    """Return the findings of a part of the examination. An exception that ends it becomes an
-    error.
-    """
+    """Yield a part's findings. An exception that ends the part becomes an error."""
     try:
         yield from part
     except (FileError, LauncherError, MachineError) as error:
@@ -161,9 +159,7 @@ def _ask_torch(root: Path) -> dict[str, Any]:
 
 
 def last_line(command: list[str], failure: str, root: Path) -> str:
-    """Run a process that imports torch as a launch of the tree at ``root`` does. Return the last
-    line that it prints. Raises MachineError, whose text begins with ``failure``.
-    """
+    """Return the last line that a process prints. It imports torch as a launch does."""
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:

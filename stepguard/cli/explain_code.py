@@ -89,9 +89,7 @@ def _path_of(page: str) -> Path | None:
 
 
 def _metric(name: str) -> list[str]:
-    """Return how a metric is judged and measured: its row of docs/method.md. Without the page
-    return its kind and unit.
-    """
+    """Return a metric's row of docs/method.md; without the page its kind and unit."""
     metric, path = METRICS[name], _path_of("method.md")
     begin = f"| `{name}` | "
     lines = path.read_text().splitlines() if path else ()

@@ -76,9 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def every_command(first: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of all commands, the gate's before those of other packages. The module of
-    the command ``first`` is the very first one.
-    """
+    """Yield the modules of all commands: that of ``first``, then the gate's, then others."""
     own = {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in COMMANDS}
     if first in own:  # to look up other packages takes 50 ms
         yield own[first]

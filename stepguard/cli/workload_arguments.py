@@ -75,9 +75,7 @@ def loop_of(options: argparse.Namespace) -> Loop | None:
 
 
 def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the script after ``--``, as its path in the project or as ``-m module``, and its
-    arguments. Raises UsageError if the script does not exist, or if a factory is also given.
-    """
+    """Return the script after ``--``, its path or ``-m module``, and its arguments."""
     path, arguments = options.script[0], options.script[1:]
     if options.factory is not None:
         raise UsageError(f"{options.factory}: name it, or a script behind --, not both")
@@ -139,9 +137,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
 
 def _on_device(options: argparse.Namespace, device: str) -> Case:
-    """Return the recorded case that the options name. If it is recorded for several devices, return
-    the one for ``device``. Raises UsageError if the user asks for a device without a recording.
-    """
+    """Return the recorded case that the options name, the one for ``device`` if there is one."""
     known = _recorded(options.factory, options.root)
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
@@ -154,9 +150,7 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
 
 
 def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
-    """Return the case with these parameters and ranks. If they differ from the case's own, it gets
-    another name, so that it is never recorded as this case.
-    """
+    """Return the case with these parameters and ranks; if they differ, under another name."""
     params, ranks = {**case.params, **params}, gpus or case.world_size
     own = (params, ranks) == (case.params, case.world_size)
     name = case.name if own else "run"
@@ -164,9 +158,7 @@ def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
 
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:
-    """Return the recorded case with this id for each device, by device. Raises UsageError if there
-    is none.
-    """
+    """Return the recorded case by device. Raises UsageError if there is none."""
     cases, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
@@ -247,9 +239,7 @@ def _beside(module: str, root: Path) -> str:
 
 
 def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:
-    """Return the spec of a module, found in its packages' folders; None if there is none. Importing
-    a package would run it.
-    """
+    """Return the spec of a module, found without importing a package; None if there is none."""
     if parts[0] in sys.builtin_module_names:
         return None
     spec = PathFinder.find_spec(parts[0], list(path))

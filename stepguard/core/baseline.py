@@ -55,9 +55,7 @@ class Entry(
 
     @property
     def margins(self) -> Margins:
-        """Return the widest margins with which the case still guards as much as when it was
-        recorded.
-        """
+        """Return the widest margins with which the case guards as much as when recorded."""
         return margins_of(self.margins_pct, self.case["device"])
 
     @property
@@ -66,9 +64,7 @@ class Entry(
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
-        """Return the metrics that a case with these gates must gate, too, on that device and with
-        so many ranks.
-        """
+        """Return the metrics that a case with these gates must gate, too, on such a device."""
         missing = self.required_gates - set(gates)
         return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 

@@ -61,9 +61,7 @@ class Comparison:
 
     @property
     def same_commit(self) -> bool:
-        """Tell whether both sides are one commit: then the true change is zero, and all else is
-        noise.
-        """
+        """Tell whether both sides are one commit: then all that differs is noise."""
         # The base is a checkout of its own and never dirty.
         same = self.head.commit == self.base.commit and not self.head.dirty
         return same and not self.python

@@ -128,9 +128,7 @@ def named_in(text: bytes) -> list[str]:
 
 
 def without(raw: Any, inside: str = "") -> Any:
-    """Return plain data of a document without former metrics, gates and fields. ``inside`` is the
-    field that holds the data.
-    """
+    """Return plain data without former metrics, gates and fields. ``inside`` is its field."""
     if isinstance(raw, dict):
         if said := FIGURES.get(raw.get("type")):
             figures = [f"{name} {value}" for name, value in raw.items() if _is_figure(name, value)]

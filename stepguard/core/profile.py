@@ -118,9 +118,7 @@ class Profile:
         return len(self.parts.step_us)
 
     def problem(self) -> str:
-        """Return what is wrong with the profile, although its fields have the right types; empty if
-        nothing is.
-        """
+        """Return what is wrong with the profile, its types aside; empty if nothing is."""
         series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
         for row in self.kernels:
             series += [row.calls, row.us]
@@ -192,9 +190,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
-    """Return the rows with these values in place of their own. Rows whose keys are then equal
-    become one.
-    """
+    """Return the rows with these values. Rows whose keys are then equal become one."""
     return tuple(
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()

@@ -179,9 +179,7 @@ class SlowSteps(Sentence, frozen=True):
 
 
 class OverSteps(Sentence, frozen=True):
-    """A count is of several steps together, since steps differ. Or it is most steps' count, since
-    launches disagree.
-    """
+    """A count is of several steps together, or most steps' count if launches disagree."""
 
     steps: int
     counts: tuple[tuple[int, int], ...] = ()  # each count and how many steps have it, most first

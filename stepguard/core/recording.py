@@ -91,9 +91,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
     def operator_sites(self) -> list[Site]:
-        """Return where the eager step calls its operators. Places from a baseline have no line
-        numbers.
-        """
+        """Return where the eager step calls its operators. A baseline has no line numbers."""
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
 
     def values(self) -> dict[str, float]:
@@ -184,9 +182,7 @@ def without_labels(recording: Recording) -> Recording:
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
-    """Return how often each operator is called, by "file function: source". Line numbers are left
-    out, since they change with every edit above.
-    """
+    """Return how often each operator is called, by "file function: source", without lines."""
     by_place: dict[str, dict[str, int]] = {}
     for site in sites:
         calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})

@@ -10,9 +10,7 @@ TREE_CHANGED = "files changed while it was measured: its launches may be of diff
 
 
 def changed_in_pytest(change: str) -> str:
-    """Return that something that launches inherit has changed since pytest started. ``change`` is
-    "name old -> new".
-    """
+    """Return that "name old -> new", which launches inherit, changed since pytest started."""
     return (
         f"{change} since pytest was started, by a conftest, a test or a plugin: what is set there "
         "is no part of the step; set it for the command, or in the workload's module"

@@ -48,9 +48,7 @@ def allowed_now() -> str:
 
 
 def allowed_by_comment(source_line: str) -> str:
-    """Return the reason that a line's comment gives; empty if there is no comment, or no reason in
-    it.
-    """
+    """Return the reason that a line's comment gives; empty without one."""
     marker = _MARKER.search(_comment(source_line))
     reason = marker["reason"].strip() if marker else ""
     return reason if re.search(r"\w", reason) else ""

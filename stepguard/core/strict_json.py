@@ -91,9 +91,7 @@ def converted(raw: Any, kind: type[Content]) -> Content:
 
 
 def _located(raw: Any, kind: Any, error: str) -> str:
-    """Return the path of msgspec's error, `$.cases[...].date`, with the real keys in place of the
-    dots. The value there is added, unless it is a whole object or list.
-    """
+    """Return the path of msgspec's error with the real keys, and a short value there."""
     at = error.partition(" - at ")[2]
     before, _, steps = at.partition("$")
     path, here = f"{before}$", raw
@@ -133,9 +131,7 @@ def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
 
 
 def _struct(kind: Any) -> Any:
-    """Return the Struct in a type: itself, or that of list[Waiver] or Plot | None; None if there is
-    none.
-    """
+    """Return the Struct in a type, as in list[Waiver] or Plot | None; else None."""
     if hasattr(kind, "__struct_fields__"):
         return kind
     return next(filter(None, map(_struct, get_args(kind))), None)

@@ -183,9 +183,7 @@ class Pace:
             self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
 
     def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
-        """Return by how much each class as a whole is slower than before, as a log-ratio and at the
-        pace of its phases.
-        """
+        """Return by how much each class is slower than before, as a log-ratio."""
         rest: dict[str, list[float]] = {}
         for match in self._matches:
             if (kernel := same.get(id(match))) is not None:
@@ -264,9 +262,7 @@ class Pace:
 
 
 def _kernel(match: Match) -> _Kernel | None:
-    """Return the kernel of a match, if it is one kernel that does the same work equally often on
-    both sides; else None.
-    """
+    """Return a match's kernel if it is one, of equal work and calls on both sides; else None."""
     if match.how != How.SAME or len(match.rows) != 2 or match.other_work or match.more_calls:
         return None
     sides = [np.array(row.us) for row in (match.before[0], match.after[0])]

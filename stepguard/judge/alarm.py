@@ -31,9 +31,7 @@ _MOVED = (Status.SLOWER, Status.FASTER)
 
 
 def alarm_of(findings: Findings) -> MetricVerdict | None:
-    """Return the step time if it is an alarm, which pairs have to answer: recordings call it SLOWER
-    or FASTER, and no metric that is not waived is worse. Else None.
-    """
+    """Return the step time if it is an alarm, which pairs have to answer; else None."""
     if findings.whole or findings.against:  # pairs have judged already
         return None
     worst = worst_of(one for one in findings.permitted()[0] if not one.waived_until)
@@ -107,9 +105,7 @@ def _no_answer(answer: Answer, decided: Decision | None) -> NoAnswer | NoCompari
 
 
 def _unconfirmed(alarm: MetricVerdict, how: Confirmed | None) -> MetricVerdict:
-    """Return a time that moved and that no pairs confirm. If it got shorter, it is `same`, so that
-    nobody records it as a gain.
-    """
+    """Return a time that no pairs confirm. A shorter one is `same`: it is no gain to record."""
     longer = alarm.status is Status.SLOWER
     status = Status.INCONCLUSIVE if longer else Status.SAME
     kernels = alarm.reason is Reason.KERNELS_MOVED

@@ -75,9 +75,7 @@ def comparable(
 
 
 def conditions_of(evidence: Evidence) -> Conditions:
-    """Return the conditions that evidence was measured under. Without a fingerprint only the case
-    is known.
-    """
+    """Return the conditions of evidence. Without a fingerprint only the case is known."""
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
@@ -87,9 +85,7 @@ def conditions_of(evidence: Evidence) -> Conditions:
 
 
 def between_environments(then: Fingerprint, now: Fingerprint) -> tuple[Mismatch, ...]:
-    """Return what differs between two environments on one machine: versions, and variables that may
-    change what runs.
-    """
+    """Return which versions and variables differ between two environments on one machine."""
     return comparable(*map(_environment, (then, now)))
 
 

@@ -67,9 +67,7 @@ def compare(
 def _compare_time(
     now: Recording, past: Sequence[Recording], gated: bool, longer: bool
 ) -> MetricVerdict:
-    """Judge the step time by the recordings of this very card; if there are none, by those of other
-    cards, where each card counts once.
-    """
+    """Judge the step time by recordings of this card; else by others, each card once."""
     by_card: dict[str, list[float]] = {}
     own: list[float] = []
     for recording in past:
@@ -103,9 +101,7 @@ def _level(times_ms: Sequence[float]) -> float:
 
 
 def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
-    """Return a difference in percent of a step, as the mean of the recordings that have it; None if
-    none has. A single recording may be off by the whole limit.
-    """
+    """Return a difference in percent of a step, as the recordings' mean; None without one."""
     known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
     return fmean(known) if known else None
 
@@ -113,9 +109,7 @@ def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | N
 def _compare_difference(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
-    """Judge a difference in percentage points of a step, since a ratio to zero does not exist.
-    ``change_pct`` and ``noise_pct`` are such points, too.
-    """
+    """Judge a difference in percentage points of a step: a ratio to zero does not exist."""
     difference, old = now.differences_pct[metric], recorded_difference_pct(metric, past)
     if old is None:
         return _not_recorded(metric, difference.mean, gated)
@@ -138,9 +132,7 @@ def _against_limit(change_pct: float, limit_pct: float, noise_pct: float = 0.0) 
 def _compare_count(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
-    """Return the verdict on a count, which ``now`` must have, by its total, ranks and parts. It
-    names the places that moved.
-    """
+    """Return the verdict on a count by its total, ranks and parts, with the places."""
     now, *past = on_same_steps(now, *past)
     now = _with_marked(metric, now, past[-1])
     new, old = now.counters[metric], _recorded_count(metric, past)
@@ -175,9 +167,7 @@ def _compare_count(
 
 
 def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
-    """Return ``now`` with the calls that it allows at lines where ``past`` counts them: a mark is
-    no gain, and hides no other call.
-    """
+    """Return ``now`` with the calls that it allows where ``past`` counts them: no gain."""
     newly = _calls_at_lines(metric, now, True) - _calls_at_lines(metric, past, True)
     marked = newly & _calls_at_lines(metric, past, False)
     if not (calls := marked.total()):
@@ -257,9 +247,7 @@ def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) ->
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; None if it has none. If the metric may rise a little,
-    return the epoch's lowest, so that small rises do not add up over recordings.
-    """
+    """Return the newest count; the epoch's lowest if the metric may rise a little."""
     newest = past[-1].counters.get(metric)
     if newest is None or not METRICS[metric].tolerant:
         return newest
@@ -285,9 +273,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 def _compare_ranks(
     metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
 ) -> _Count:
-    """Return the count of the rank with the worst verdict, or ``busiest`` if none is worse. The
-    count names the ranks with that verdict, unless all ranks have it.
-    """
+    """Return the count of the rank with the worst verdict, and the ranks that have it."""
     new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
     if not ranks:  # one rank, or ranks that are all alike, now and in the recording

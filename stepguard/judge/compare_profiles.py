@@ -86,9 +86,7 @@ def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | No
 
 
 def _own_us(parts: Parts) -> list[float]:
-    """Return the us of each step without exposed communication, in which the rank only exchanges or
-    waits for other ranks.
-    """
+    """Return the us of each step without exposed communication, in which a rank waits."""
     return list(less(parts.step_us, parts.exposed_communication_us))
 
 

@@ -54,16 +54,12 @@ def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
 
 
 def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
-    """Return the counters that the other tree has to count once more, after HEAD's did: its own
-    steps differ, which chance may have moved.
-    """
+    """Return the counters that the other tree has to count once more: its steps differ."""
     return tuple(name for name in doubtful(base, summarise(head)) if name in base.counted.lists)
 
 
 def _other_numbers(new: Recording, past: Recording) -> bool:
-    """Tell whether the step computes other numbers than in the past. Other options of its optimizer
-    are no chance.
-    """
+    """Tell whether the step computes other numbers. Other options of an optimizer are no chance."""
     if NUMBERS not in new.counters or NUMBERS not in past.counters:
         return False
     found = compare_numbers(new, past, True)
@@ -123,9 +119,7 @@ def with_both(metric: MetricVerdict, counts: Counts) -> MetricVerdict:
 
 
 def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts:
-    """Return the ``first`` launch's counts if a second one that should settle these counters failed
-    or was ended: they are not decided.
-    """
+    """Return the ``first`` counts, of which these are undecided: a second launch failed."""
     counts = replace(first, launches=2)
     for name in names:
         steps = ", ".join(map(str, first.lists.get(name, ())))

@@ -306,9 +306,7 @@ def _passes_unwaived(document: RunDocument, base: Base) -> Iterator[Words]:
 
 
 def _unwaived(result: ResultDocument, base: Base) -> list[str]:
-    """Return the gated metrics that do not pass, and that no waiver of the base covers. The run
-    used the same rule: a waiver that is too wide for it is too wide here.
-    """
+    """Return the gated metrics that do not pass, and that no waiver of the base covers."""
     judged = {metric.metric: metric for metric in result.verdict.metrics if metric.gated}
     waived = {
         waiver.metric

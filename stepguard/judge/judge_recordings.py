@@ -41,9 +41,7 @@ from stepguard.judge.summarise_evidence import summarise
 
 
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
-    """Return what the recordings of ``entry`` say. If it is None, the refusal names ``path``, the
-    file that should have it.
-    """
+    """Return what the recordings of ``entry`` say. Without it the refusal names ``path``."""
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
@@ -144,9 +142,7 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 
 def enough_launches(evidence: Evidence, entry: Entry) -> bool:
-    """Tell whether the timed launches so far are enough, although fewer than are planned. They are
-    if the case is `same` and its time is not halfway to an alarm, or if its time is only shown.
-    """
+    """Tell whether the launches so far are enough: nothing moved, or the time only informs."""
     if JUDGED_TIME not in evidence.gates:
         return True
     verdict = verdict_of(screen(evidence, entry))

@@ -81,9 +81,7 @@ class Matched:
         return np.array([one.rows[0].kind for one in self.matches], np.str_)
 
     def times(self, base_us: Floats, head_us: Floats) -> "Times":
-        """Return the times of the matches. The last axis of both arrays is that of a side's
-        kernels, in their order.
-        """
+        """Return the times of the matches. The arrays' last axis is that of a side's kernels."""
         sides = []
         for rows, us, of_match in (
             (self.base, base_us, [one.before for one in self.matches]),
@@ -160,9 +158,7 @@ class Times:
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:
-    """Return by how much a step takes longer at least and at most, if its kernels take ``kernels``
-    longer. All three are log-ratios of the step.
-    """
+    """Return the least and the most that a step takes longer with its kernels, as log-ratios."""
     least, most = sorted((POWER_SHARE * kernels, kernels))
     return least, most
 
@@ -186,9 +182,7 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
 
 
 def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
-    """Return ``profile`` with machine code, taken from the kernels of the counted profile: only a
-    counting pass reads machine code. A kernel that the counted profile lacks has none.
-    """
+    """Return ``profile`` with machine code: only a counting pass reads it."""
     known = {(row.key, row.code): row.machine_code for row in counted.kernels}
     rows = (replace(row, machine_code=known.get((row.key, row.code))) for row in profile.kernels)
     return replace(profile, kernels=tuple(rows))

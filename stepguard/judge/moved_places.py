@@ -103,9 +103,7 @@ def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether the step computes as much as before: only overloads or views moved, and the
-    number of views by VIEWS_PCT of ``calls`` at most.
-    """
+    """Tell whether only overloads or views moved, and views by VIEWS_PCT at most."""
     changes: Counter[str] = Counter()
     for part in moved:
         name = packet(part.name)
@@ -193,9 +191,7 @@ def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> li
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the lines that call more collectives in the eager step. With ``fell`` return the lines
-    that called more before.
-    """
+    """Return the lines that call more collectives; with ``fell`` those that called more."""
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
@@ -285,9 +281,7 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places where a counter rose, or, with ``fell``, the former places of what is gone.
-    Places with an allowed sync are left out.
-    """
+    """Return where a counter rose, or, with ``fell``, was; without places that are allowed."""
     new, old = (list(side.sites.get(metric, ())) for side in (now, past))
     after, before = ([site for site in side if not site.allowed] for side in (new, old))
     touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])

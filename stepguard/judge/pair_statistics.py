@@ -186,9 +186,7 @@ def measured(comparison: Comparison) -> Figures:
 
 
 def by_plan(comparison: Comparison) -> Decision:
-    """Decide by the sequential plan: the mean of all pairs, compared with the margins at the plan's
-    analyses. INCONCLUSIVE while more pairs are wanted.
-    """
+    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted."""
     return decide(measured(comparison), last=comparison.out_of_time)
 
 
@@ -282,18 +280,14 @@ def _mean_reaches(
 
 @lru_cache
 def _quantiles(tail: float, least: float, more: float) -> Chebyshev:
-    """Return Student's t quantile as a function of the degrees of freedom, from ``least`` to
-    ``least + more``, exact to five digits.
-    """
+    """Return Student's t quantile as a function of the degrees, exact to five digits."""
     quantile = np.vectorize(lambda degrees: t_quantile(tail, degrees), otypes=[float])
     return Chebyshev.interpolate(quantile, 12, domain=[least, least + more])
 
 
 @lru_cache
 def _variances(degrees: int) -> tuple[Any, Any]:
-    """Return POINTS sample variances of normal values, over the true variance, and the chance of
-    each. The square root of ``degrees`` times such a variance has the chi distribution.
-    """
+    """Return POINTS sample variances over the true one, and the chance of each."""
     chi = (np.arange(POINTS) + 0.5) / POINTS * (math.sqrt(degrees) + 6)
     density = chi ** (degrees - 1) * np.exp(-(chi**2) / 2)
     return chi**2 / degrees, density / density.sum()

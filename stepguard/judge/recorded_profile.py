@@ -42,9 +42,7 @@ def recorded(profile: Profile) -> RecordedProfile:
 
 
 def as_recorded(profile: Profile, kept: Container[object] = ()) -> Profile:
-    """Return the part of a profile that a recording keeps, and the kernels whose keys are ``kept``.
-    Rows that differ only in their work (FLOPs and bytes) become one.
-    """
+    """Return what a recording keeps of a profile, and the kernels whose keys are ``kept``."""
     return bounded(replace(profile, kernels=merged(profile.kernels, work=Work())), KERNELS, kept)
 
 

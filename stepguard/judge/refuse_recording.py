@@ -46,9 +46,7 @@ def unfit_to_record(evidence: Evidence) -> str:
 
 
 def _disturbed(evidence: Evidence) -> str:
-    """Refuse the run if a block that counts was disturbed, or at least half of all blocks: then the
-    other blocks are doubtful, too.
-    """
+    """Refuse the run if a block that counts was disturbed, or at least half of all blocks."""
     kept = [block for launch in evidence.launches for block in launch.blocks]
     if spoilt := [block.disturbance for block in kept if block.disturbance]:
         return f"a block that counts was disturbed ({spoilt[0].text}); measure again"

@@ -78,9 +78,7 @@ def _findings(question: Question) -> Findings:
 
 
 def _wants_launch(question: Question, now: Evidence) -> bool:
-    """Tell whether a further launch is wanted: fewer ran than are planned, and those do not show
-    that nothing moved.
-    """
+    """Tell whether a further launch is wanted: something may have moved."""
     done, entry = len(now.launches), question.entry
     if not done or done >= now.planned_launches or question.everything or entry is None:
         return done < now.planned_launches
@@ -88,9 +86,7 @@ def _wants_launch(question: Question, now: Evidence) -> bool:
 
 
 def _commit_beside(question: Question, now: Evidence) -> str:
-    """Return the commit whose pairs answer an alarm: that of the level's first recording. Later
-    ones joined because they lay within its limit, so they may already be a little slower.
-    """
+    """Return the commit of the level's first recording. Later ones may be a little slower."""
     entry = question.entry
     if question.answer is not None or entry is None or now.fingerprint is None:
         return ""

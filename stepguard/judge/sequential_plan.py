@@ -59,16 +59,12 @@ def level_of(cases: int) -> float:
 
 
 def level_share(alpha: float) -> float:
-    """Return the factor by which the analyses' levels are scaled so that together they err by
-    ``alpha``.
-    """
+    """Return by what the analyses' levels are scaled so that together they err by ``alpha``."""
     return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
 def may_decide(pairs: int, last: bool) -> bool:
-    """Tell whether so many pairs may decide: if the plan has an analysis there, or if the time is
-    up (``last``). In the second case they use up the error of the next analysis.
-    """
+    """Tell whether so many pairs may decide: at an analysis of the plan, or if time is up."""
     return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
 
 

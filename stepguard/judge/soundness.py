@@ -122,17 +122,13 @@ def _undecided(evidence: Evidence) -> Refusal | None:
 
 
 def unsteady_launch(evidence: Evidence) -> Launch | None:
-    """Return the first launch that never got steady; None if there is none, or if the step time is
-    not gated: counters do not depend on the clocks.
-    """
+    """Return the first launch that never got steady, if the step time is gated; else None."""
     launches = evidence.launches if JUDGED_TIME in evidence.gates else ()
     return next((launch for launch in launches if launch.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
-    """Return the gated metrics that evidence does not decide although it is sound otherwise, each
-    with its reason.
-    """
+    """Return the gated metrics that sound evidence does not decide, each with its reason."""
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
     why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}

@@ -16,9 +16,7 @@ from stepguard.judge.recorded_profile import recorded
 
 
 def summarise(evidence: Evidence) -> Recording:
-    """Return every figure that the evidence has. Figures that could not be measured are left
-    out.
-    """
+    """Return every figure that the evidence has."""
     counts, fingerprint = evidence.counted, evidence.fingerprint
     times = _times(evidence.launches)
     # If several ranks count the same, the table is empty. That is not the same as no table: a
@@ -58,9 +56,7 @@ def _parts(counts: Counts) -> dict[str, dict[str, int]]:
 
 
 def _sites(counts: Counts) -> dict[str, list[Site]]:
-    """Return the places of the counters that have a value. A counter without one differs between
-    steps, and its places are those where it does.
-    """
+    """Return the places of the counters that have a value: the others differ by step."""
     kept = ((name, sites) for name, sites in counts.sites.items() if name in counts.values)
     return {name: list(sites) for name, sites in kept if sites}
 
@@ -70,9 +66,7 @@ def _difference(cost: Paired) -> RecordedDifference:
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:
-    """Return the step time of each launch in ms. Empty unless all launches have times: the mean of
-    some launches must not look like the case's.
-    """
+    """Return the step time of each launch in ms; empty unless all launches have times."""
     if not launches or not all(launch.has_times() for launch in launches):
         return []
     return [launch.step_ms for launch in launches]
@@ -107,9 +101,7 @@ def stored(evidence: Evidence) -> Recording:
 
 
 def _rounded(numbers: StepNumbers) -> StepNumbers:
-    """Return the numbers with seven digits: a reader compares them, and the tightest limit is
-    larger.
-    """
+    """Return the numbers with seven digits: the tightest limit is larger."""
     return msgspec.structs.replace(
         numbers,
         listed=[
@@ -146,9 +138,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return the MFU in percent: a rank's formula FLOPs, divided by its step time and its GPU's
-    nominal peak. Empty if one of them is unknown.
-    """
+    """Return the MFU in percent, by the nominal peak; empty if a figure is unknown."""
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}

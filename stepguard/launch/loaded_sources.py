@@ -81,9 +81,7 @@ def check(
 def _problem(
     spec: LaunchSpec, answer: Sources, top: Path, package: str, changed: frozenset[str]
 ) -> str:
-    """Return which modules of a rank came from another place, and what mends it; empty if
-    none did.
-    """
+    """Return which modules came from another place, and what mends it; else empty."""
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
     # Code that a compiler wrote is imported from the cache, which for both sides lies in HEAD's
     # tree.

@@ -31,9 +31,7 @@ def command(module: str, python: str = sys.executable) -> list[str]:
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return variables for a process's environment: it then compiles into ``folder``, and numbers
-    GPUs as NVML does.
-    """
+    """Return variables by which a process compiles into ``folder``, and numbers GPUs as NVML."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -139,9 +137,7 @@ def spawn(
 
 
 def _network(part: Part, scratch: Path) -> dict[str, str]:
-    """Return the variables that keep a launch on one node off the network: ranks meet through a
-    file and exchange over loopback.
-    """
+    """Return the variables that keep a launch on one node off the network."""
     if part.nodes > 1:
         return {}
     return {

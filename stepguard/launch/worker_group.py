@@ -195,9 +195,7 @@ class WorkerGroup:
         self.close()
 
     def imported(self) -> bool:
-        """Tell whether a standby's agent has imported. Raises LaunchFailed if the agent has ended,
-        or has not imported after HELLO_LIMIT_S.
-        """
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if it cannot."""
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
         if imported and not self.released:
@@ -233,9 +231,7 @@ class WorkerGroup:
         self._mark.end()
 
     def ready(self) -> bool:
-        """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed if a process
-        has ended, or if they have not imported after HELLO_LIMIT_S.
-        """
+        """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed."""
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
         else:
@@ -280,9 +276,7 @@ class WorkerGroup:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
-        """Raise LostWorker if a process has ended, even a rank with status 0, which its agent
-        ignores.
-        """
+        """Raise LostWorker if a process has ended, even a rank with status 0."""
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")

@@ -80,9 +80,7 @@ Pythons = tuple[Python, Python]  # the running one, and the other one
 
 
 def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Pythons:
-    """Return the running interpreter and the one that was ``asked`` for; see survey_other(). Raises
-    MachineError if both are one environment, too.
-    """
+    """Return the running interpreter and the one that was ``asked`` for."""
     mine = _survey(sys.executable, sys.executable, root, variables)
     theirs = survey_other(asked, start, root, variables)
     if (mine.prefix, mine.version) == (theirs.prefix, theirs.version):

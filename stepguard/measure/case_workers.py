@@ -81,9 +81,7 @@ class Ahead:
                 group.release()
 
     def ready(self) -> bool:
-        """Tell whether no group imports any more. A group that failed is ended: whoever wants it
-        starts a new one, and reports what is wrong.
-        """
+        """Tell whether no group imports any more. A group that failed is ended."""
         # All are asked, so that each group that failed is ended.
         return all([self._is_ready(group) for group in [*self._groups]])
 
@@ -96,9 +94,7 @@ class Ahead:
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group that equals what ``spec`` would start now in this environment; None if
-        there is none, or if it has died. The caller must close it.
-        """
+        """Return the waiting group that equals ``spec``, for the caller to close; else None."""
         waiting = replace(spec, standby=True)
         if waiting not in [group.spec for group in self._groups]:
             return None
@@ -134,9 +130,7 @@ Progress = Callable[[str], None]  # takes the text of a stage that begins or goe
 
 
 class Ticker:
-    """Pass on the text of each stage, and behind it what is ``known`` of the case so far. ``tick``
-    repeats it after TICK_S, so that a progress line does not stop while a stage goes on.
-    """
+    """Passes on each stage, and what is ``known``; repeats it while the stage goes on."""
 
     def __init__(self, show: Progress) -> None:
         self.known = ""  # "; step_ms +0.04 [-0.12, +0.20] % over 6 pairs"
@@ -186,9 +180,7 @@ class Bench:
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Progress
 ) -> tuple[Monitor | None, Fault | None]:
-    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why nothing can be
-    measured on them. A CPU needs neither.
-    """
+    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why they are unfit."""
     if not is_gpu(case.device):
         return None, None
     launcher, reason = spread(case, bench.launcher), Reason.FOREIGN_PROCESS
@@ -235,9 +227,7 @@ def launch_spec(case: Case, bench: Bench, label: str) -> LaunchSpec:
 
 
 class CaseWorkers:
-    """Starts the worker groups of one case in one tree. Keeps their description, their launches and
-    their faults.
-    """
+    """Starts the worker groups of one case in one tree, and keeps what they say."""
 
     def __init__(
         self,
@@ -269,9 +259,7 @@ class CaseWorkers:
         return self._bench.own or tree_of_root(self._bench.root)
 
     def start(self, label: str) -> WorkerGroup:
-        """Start a group, or take the one that was started before it was wanted. It imports in the
-        background.
-        """
+        """Start a group, or take the one that was started ahead."""
         spec, environment = self.spec(label), self._bench.environment
         taken = (held.take(spec, environment) for held in (self.ahead, self._following))
         group = next(filter(None, taken), None) or WorkerGroup(spec, environment)
@@ -307,9 +295,7 @@ class CaseWorkers:
         return self._monitor.annotate(block, ranks) if self._monitor else block
 
     def take_description(self, ranks: Answers, spec: LaunchSpec) -> None:
-        """Keep what the ranks of a launch say once their workload is built. Raises LaunchFailed for
-        another GPU, code of another tree, or ranks with different software.
-        """
+        """Keep what ranks say of their workload. Raises LaunchFailed if it is not the case's."""
         self.check_sources(ranks, spec, "prepare")
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
@@ -323,9 +309,7 @@ class CaseWorkers:
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:
-        """Return the modules that ran but are in no commit. Other clones and another revision's
-        tree do not have them. If git ignores them, the tree is not dirty.
-        """
+        """Return the modules that ran but are in no commit, also if git ignores them."""
         new = self._modules - self._known.keys()
         if new and self._bench.revision.commit:
             tracked = tracked_files(self._tree, *new)
@@ -374,9 +358,7 @@ class CaseWorkers:
         return min((rank.memory_bytes for rank in self._ranks), default=0)
 
     def note_end(self, interrupt: KeyboardInterrupt) -> None:
-        """Note as a fault that somebody ended the run: by which signal, when, and in which stage.
-        A KeyboardInterrupt without text is Python's own, for SIGINT.
-        """
+        """Note as a fault that somebody ended the run: by which signal, when, in which stage."""
         by, after_s = str(interrupt) or "SIGINT", time.monotonic() - self.began
         text = f"ended by {by} after {after_s:.0f} s, {self.progress.reached}"
         self.faults.append(Fault(Reason.UNDECIDED, text))

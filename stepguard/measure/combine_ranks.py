@@ -113,9 +113,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
 
 
 def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
-    """Return the ranks' counts. If the steps of one rank differ, those of the others are of as many
-    steps together.
-    """
+    """Return the ranks' counts, all of as many steps together."""
     lengths = {name: len(steps) for counts in counted for name, steps in counts.lists.items()}
     lengths.pop(PEAK, None)
 
@@ -135,9 +133,7 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
-    """Return the counts of ``both`` parts of the counting pass, with what only this process knows
-    of the ``first`` one.
-    """
+    """Return the counts of ``both`` parts, with what only this process knows of the first."""
     known = first.information | both.information
     return replace(both, information=known, wall_s=first.wall_s + both.wall_s)
 
@@ -161,9 +157,7 @@ def without_eager(first: Counts, device: str, world_size: int) -> Counts:
 
 
 def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
-    """Return the fields of Counts that are about profiles: the ranks' mean if each rank has a
-    profile, else a rank's problem.
-    """
+    """Return the profile's fields of Counts: the ranks' mean, or else a rank's problem."""
     profiles = [counts.profile for counts in counted if counts.profile is not None]
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)

@@ -139,9 +139,7 @@ class Driver:
         return state
 
     def do(self, action: Next) -> None:
-        """Do what comes next. Raises WorkersFailed, unless two launches had no memory beside each
-        other: then they are ended, if no pair was timed yet, and run alone from then on.
-        """
+        """Do what comes next. Raises WorkersFailed, unless two launches can run alone instead."""
         try:
             match action.do:
                 case Do.START:
@@ -283,9 +281,7 @@ class Driver:
             side.launches = [replace(one, index=i) for i, one in enumerate(launches, start=1)]
 
     def _drop(self) -> None:
-        """Kill the launches, which have no memory beside each other. Those of the next pairs would
-        import beside timed blocks.
-        """
+        """Kill the launches, which have no memory beside each other, and those that import."""
         for launch in self._alive.values():
             launch.group.close()
         self._ahead.close()
@@ -399,9 +395,7 @@ def _segments(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[in
 
 
 def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Block, Answers]:
-    """Run the segments of one series. Return the block that spans them, and the ranks' answers. The
-    block only shows whether the machine was disturbed and whether the clocks agree.
-    """
+    """Run the segments of a series. Return a block that spans them, and the answers."""
     seconds = len(order) * steps * launch.warmup.step_s
     ranks = launch.ask(
         "alternate", limit_s=SEGMENTS_LIMIT_S + 3 * seconds, order=order, steps=steps

@@ -40,9 +40,7 @@ class WorkersFailed(LaunchFailed):
 
 
 class RunningLaunch:
-    """A worker group from its start, at which it begins to import. All failures raise
-    WorkersFailed.
-    """
+    """A worker group from its start. All failures raise WorkersFailed."""
 
     def __init__(self, workers: CaseWorkers, label: str, protocol: Protocol) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
@@ -149,9 +147,7 @@ class RunningLaunch:
         return answers
 
     def timed_block(self, steps: int, of: int) -> None:
-        """Time a block of so many steps. Repeat it if the machine was disturbed. The launch has
-        ``of`` blocks.
-        """
+        """Time one of ``of`` blocks. Repeat it if the machine was disturbed."""
         number, graphs = len(self.blocks) + 1, 0
 
         def measure() -> tuple[Block, Answers]:
@@ -194,9 +190,7 @@ class RunningLaunch:
 
     @property
     def timed_a_compiler(self) -> bool:
-        """Tell whether a timed block may contain a compilation that the next launch takes from the
-        cache on disk.
-        """
+        """Tell whether a timed block may contain a compilation, of which the next has none."""
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
@@ -226,16 +220,12 @@ class RunningLaunch:
             self.workers.counts = with_eager(first, both)
 
     def count_again(self) -> None:
-        """Run the first part of the counting pass, as the launch did whose counts are the case's,
-        so that locate() can follow.
-        """
+        """Run the first part of the counting pass once more, so that locate() can follow."""
         self.ask("count", limit_s=COMPILE_LIMIT_S)
         self._counted = True
 
     def locate(self) -> None:
-        """Find the lines of the host syncs that count() counted, if there are any. torch's reports
-        of them slow down what comes after, so nothing is timed then.
-        """
+        """Find the lines of the counted host syncs. Nothing is timed after it: torch slows down."""
         counts = self.workers.counts
         if self._counted and not self.ended and counts and counts.values.get(SYNCS):
             self.show("count: lines of host syncs")
@@ -267,9 +257,7 @@ class RunningLaunch:
             self.workers.check_sources(answers, self.group.spec, during)
 
     def leave(self, *others: "RunningLaunch") -> None:
-        """Check what the ranks of this launch and of ``others`` imported. Then end the ranks of all
-        of them at once, and then their agents.
-        """
+        """Check what the ranks of these launches imported. End all at once, then the agents."""
         running = [launch for launch in (self, *others) if not launch.ended]
         for launch in running:
             launch.show("end")
@@ -306,9 +294,7 @@ def block_steps(seconds: float, step_s: float) -> int:
 
 
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
-    """Return all ranks' reports of a block as one. Times of single steps are those of the slowest
-    rank.
-    """
+    """Return the ranks' reports of a block as one. Single steps are the slowest rank's."""
     slowest = max(ranks, key=lambda rank: rank.wall_ms)
     enqueue_ms = [rank.enqueue_ms for rank in ranks]
     return Block(

@@ -299,23 +299,17 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End the launches that were started for a next case that did not come. Let another run use
-        the compile caches.
-        """
+        """End the launches of a next case that did not come. Give the compile caches back."""
         self.bench.ahead.close()
         self._cache.close()
         self._other_cache.close()
 
     def ask(self, case: Case, progress: Progress, function: str, **arguments: Any) -> Answers:
-        """Return what a function returns in each of the case's ranks (measure/driver.py). Nothing
-        is judged. Raises LaunchFailed.
-        """
+        """Return what a function returns in each of the case's ranks. Raises LaunchFailed."""
         return ask_ranks(case, self.bench, progress, function, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
-        """Return how many seconds a case may take if its pairs go on until they decide. None if the
-        budget does not limit the case.
-        """
+        """Return how many seconds a case's pairs may take; None without such a limit."""
         timed = self.in_pairs and JUDGED_TIME in judged(case)
         return self.budget.share_s() if timed else None
 
@@ -417,9 +411,7 @@ class Suite:
 
 
 def _failures(result: Result) -> list[str]:
-    """Return the messages and stacks of failures that a damaged file of the compile cache may
-    cause.
-    """
+    """Return the failures that a damaged file of the compile cache may cause."""
     pairs, may_cause = result.comparison, (Reason.RAISED, Reason.KILLED)
     sides = (result.evidence, pairs.head, pairs.base) if pairs else (result.evidence,)
     faults = (fault for side in sides for fault in side.faults)

@@ -24,9 +24,7 @@ Alive = dict[int, RunningLaunch]  # by tree
 
 
 def both_fit(sides: Sequence[CaseWorkers]) -> bool:
-    """Tell whether the peak memory of all trees fits on the card together. On a CPU it always
-    does.
-    """
+    """Tell whether all trees' peak memory fits on the card together."""
     if not is_gpu(sides[HEAD].case.device):
         return True
     # Reserved bytes count, since both groups' allocators take them from one card. A tree that never
@@ -65,17 +63,13 @@ def build(alive: Alive, label: str, first: bool) -> None:
 
 
 def _first_step(launch: RunningLaunch) -> None:
-    """Run a launch's first step. Park it at once: the other one may need the memory, as it may
-    still compile.
-    """
+    """Run a launch's first step, and park it: the other one may need the memory."""
     launch.first_step(quietly=True)
     launch.park(quietly=True)
 
 
 def count(alive: Alive, order: Sequence[int]) -> None:
-    """Count each launch, after build(). One that is alone is replaced if it ends for want of
-    memory.
-    """
+    """Count each launch. One that is alone is replaced if it ends for want of memory."""
     for tree in dict.fromkeys(order):
         if len(alive) == 1:
             alive[tree] = let_count(alive[tree])
@@ -191,9 +185,7 @@ def count_alone(
 
 
 def let_count(launch: RunningLaunch) -> RunningLaunch:
-    """Let the launch count, and return it. If the step without the compiler ends it for want of
-    memory, return another launch that has run the same steps without that one.
-    """
+    """Let the launch count. If that ends it, return another that has run the same steps."""
     launch.count()
     if not launch.ended:
         return launch

@@ -35,9 +35,7 @@ class BaseBranch:
     changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
     def lines(self, most: int = 20) -> list[str]:
-        """Return a line that names the branch whose baselines judge, and at most ``most`` lines on
-        what the tree changes in them. Empty if it changes nothing.
-        """
+        """Return the branch that judges, and at most ``most`` changes; empty without changes."""
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
@@ -114,16 +112,12 @@ def check_baselines(
 
 
 def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tuple[Permission, ...]:
-    """Return the waivers of the base, behind those that this tree adds in its folder ``own``.
-    Raises FileError if the file cannot be trusted.
-    """
+    """Return the waivers of the base, behind those that this tree adds. Raises FileError."""
     return declared(load_waivers(own, today()), base, commit)
 
 
 def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]:
-    """Return a line for each former metric that a case gates, with what serves instead, and a line
-    for those that the machine's files, and the waivers, have.
-    """
+    """Return lines on former metrics that a case gates, or that the machine's files have."""
     gated: dict[str, list[str]] = {}
     for case in filter(None, (test.case for test in collection.tests.values())):
         for name in case.former_gates:

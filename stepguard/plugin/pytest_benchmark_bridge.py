@@ -70,9 +70,7 @@ class WithBenchmark:
     def pytest_benchmark_group_stats(
         self, config: pytest.Config
     ) -> Generator[None, Groups, Groups]:
-        """Leave cases out of pytest-benchmark's table, since stepguard's table has them. If the
-        command has an option of pytest-benchmark's table, they stay, named by their ids.
-        """
+        """Leave cases out of pytest-benchmark's table, unless the command has its options."""
         groups = yield
         arguments = config.invocation_params.args
         wanted = any(str(argument).startswith(ITS_TABLE) for argument in arguments)

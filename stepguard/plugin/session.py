@@ -95,9 +95,7 @@ class Recorder:
         self._recorded: set[str] = set()  # case ids
 
     def record(self, result: Result) -> None:
-        """Record a result if that is wanted: the first one of its case, or one that is `same`. What
-        moved opens a level, which only ``accept`` does.
-        """
+        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
         verdict = result.verdict
         # A case that lacks only one of its metrics has recordings.
         first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
@@ -127,9 +125,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def usage_errors(front: str = "") -> Iterator[None]:
-    """Turn errors of options, files and the machine into UsageError, which ends the run before it
-    measures. ``front`` is put before the text.
-    """
+    """Turn errors of options, files and the machine into UsageError, behind ``front``."""
     try:
         yield
     except (FileError, LauncherError, MachineError, TreeError) as error:
@@ -203,9 +199,7 @@ class PerfSession:
 
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before anything is deselected. Give each test its
-        timer for pytest-benchmark.
-        """
+        """Check tests, options and baselines before deselection. Give each test its timer."""
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused when it begins.
         if not hasattr(self._config, "workerinput"):

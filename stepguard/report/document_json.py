@@ -29,9 +29,7 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return a case with its metrics and its verdict. Paths are relative to the folder of
-    ``commands``.
-    """
+    """Return a case with its metrics and its verdict, with relative paths."""
     evidence = result.evidence
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
@@ -58,9 +56,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 
 
 def _environment(comparison: Comparison | None) -> str | None:
-    """Return the variables that change what torch does, the same on both sides of a comparison;
-    None without a comparison.
-    """
+    """Return the variables that steer both sides of a comparison; None without one."""
     if comparison is None or comparison.base.fingerprint is None:
         return None
     return comparison.base.software_key().get("environment", "")

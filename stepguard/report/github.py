@@ -59,9 +59,7 @@ class Annotation:
 
 
 def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[Annotation]:
-    """Yield what is wrong with a run: first the ``problems`` that a gate has with it, then failing
-    cases, worst first. Each is at the place of its cause, or else at the case's test.
-    """
+    """Yield what is wrong with a run: the gate's ``problems``, then failing cases."""
     tests = {case.case: (case.file, case.line) for case in document.cases}
     for problem in problems:
         # One that only repeats a failing verdict is left out: the verdict follows below.
@@ -87,9 +85,7 @@ def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]
 
 
 def comment(document: RunDocument, run_id: str) -> str:
-    """Return the comment on a pull request about the run with that number: the page, then commands
-    that work from a clone.
-    """
+    """Return the comment on a pull request: the page, then commands that work from a clone."""
     below = _commands(document, run_id)
     shown = page(document, COMMENT_BYTES - len(below.encode()), for_comment=True)
     return f"{MARKER}\n{shown}\n{below}"
@@ -142,9 +138,7 @@ def _commands(document: RunDocument, run_id: str) -> str:
 
 
 def check_run(document: RunDocument, head_sha: str) -> Iterator[dict[str, Any]]:
-    """Yield the bodies of the requests that make a check run of a commit: the first one creates it,
-    each of the others adds annotations to it.
-    """
+    """Yield the requests of a check run: the first creates it, others add annotations."""
     placed = [_body(item) for item in annotated(document, document.problems) if _has_place(item)]
     title = table.title(document.outcome, [result.verdict for result in document.results])
     output = {

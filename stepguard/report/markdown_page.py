@@ -151,9 +151,7 @@ def _unmeasured(document: RunDocument) -> Iterator[str]:
 
 
 def _bulleted(lines: Sequence[str], title: str, is_folded: bool = False) -> list[str]:
-    """Return a title and a list of at most LISTED lines, as parts of the page; nothing without
-    lines.
-    """
+    """Return a title and a list as parts of the page; nothing without lines."""
     text = "\n".join(first([f"* {markdown(line)}" for line in lines], LISTED, "* "))
     if is_folded:
         return [_folded(title, text)] if lines else []

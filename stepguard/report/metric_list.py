@@ -29,9 +29,7 @@ PLACES = 3  # of a metric that is recorded as normal, or only informs
 
 
 def figures(result: Result) -> Iterator[str]:
-    """Yield all metrics that were measured, a line each. Below a counter come its places or
-    parts.
-    """
+    """Yield all metrics that were measured. Below a counter come its places or parts."""
     values = summarise(result.evidence).values()
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):

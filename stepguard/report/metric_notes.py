@@ -72,9 +72,7 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
-    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"; of kernels that use fp64
-    "triton_poi_fused_mul_1 0 -> 324 instructions".
-    """
+    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
     if metric.metric in (SETTINGS, NUMBERS):
         # What a workload has not changed is the default. An optimizer may be gone.
         lacking = "default" if metric.metric == SETTINGS else "none"
@@ -109,9 +107,7 @@ def pairs_text(measured: PairsFinding) -> str:
 
 
 def _over(measured: PairsFinding) -> str:
-    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special about the
-    pairs: disturbed ones, launches one after the other.
-    """
+    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special."""
     by, margins = measured.decision, measured.margins
     how = "" if measured.together else ", one launch after the other"
     most = f" of {measured.most} at most" if measured.most else ""
@@ -182,9 +178,7 @@ def in_function(operator: str, site: Site) -> str:
 
 
 def share_of_place(metric: MetricVerdict) -> str:
-    """Return ", 4 at": how much of a move belongs to its first place. Empty if there is no second
-    place, or if the share is not known.
-    """
+    """Return ", 4 at", the first place's share of a move; empty if it is all, or unknown."""
     places = [site for site in metric.sites if site.file]
     if len(places) < 2 or metric.metric == PEAK or METRICS[metric.metric].kind != "counter":
         return ""
@@ -224,9 +218,7 @@ def _with_count_before(metric: MetricVerdict) -> tuple[Site, ...]:
 
 
 def _names(sites: Sequence[Site]) -> dict[str, str]:
-    """Return a short name for each operator: "aten.clone" for "aten.clone.default". The overload
-    stays if two operators differ only in it.
-    """
+    """Return "aten.clone" for "aten.clone.default", unless two differ only in the overload."""
     known = {site.what for site in sites}
     alike = Counter(map(_bare, known))
     return {name: name if alike[_bare(name)] > 1 else _bare(name) for name in known}

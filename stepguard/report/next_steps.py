@@ -61,9 +61,7 @@ class Commands:
         return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
 
     def waive(self, verdict: Verdict) -> str:
-        """Return the command that waives all failing metrics at their present size. The reader adds
-        reason and days. Empty if a failing metric cannot be waived.
-        """
+        """Return the command that waives all that fails, as it is; empty if one cannot be."""
         if not suggested_sizes(verdict):
             return ""
         case = shlex.quote(verdict.case_id)
@@ -184,9 +182,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 
 def _decide_first(verdict: Verdict) -> list[str]:
-    """Return what to do about metrics that stay undecided however often this tree is measured;
-    empty if there are none. Such a run is not recorded, and no waiver passes it.
-    """
+    """Return what to do about metrics that stay undecided; empty if there are none."""
     left = staying_undecided(verdict)
     if not left:
         return []
@@ -198,9 +194,7 @@ def _decide_first(verdict: Verdict) -> list[str]:
 
 
 def _what_makes_launches_alike(*figures: object) -> list[str]:
-    """Return how to make the same steps of launches alike; empty if no launches disagree. Counts
-    may be missing for another reason.
-    """
+    """Return how to make the steps of launches alike; empty if no launches disagree."""
     known = (one.why for one in figures if isinstance(one, Unstable | Undecided))
     if not any(why.startswith(STEPS_DIFFER) for why in known):
         return []

@@ -66,9 +66,7 @@ class ProgressLine:
             self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """Begin a case. ``most_s`` is how long it may take, in seconds, if it is measured until it
-        is decided; else None.
-        """
+        """Begin a case. ``most_s``: how many seconds it may take, if it is limited."""
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
@@ -134,9 +132,7 @@ class ProgressLine:
         return [*then, longer, took]
 
     def _most(self, took_s: float) -> str:
-        """Return "up to about 5:00" for a case that is measured until it is decided. Empty if a
-        better estimate is known and not yet exceeded.
-        """
+        """Return "up to about 5:00"; empty if a better estimate is known."""
         known_s = self._known_s(self._case)
         if self._most_s is None or known_s is not None and took_s <= known_s:
             return ""

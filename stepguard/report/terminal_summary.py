@@ -40,9 +40,7 @@ class ShownRun:
 
 
 def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, each line with its colour. Table and headlines fit into ``width``; 0 is
-    any width.
-    """
+    """Yield the summary, each line with its colour. A ``width`` of 0 is any width."""
     verdicts = [result.verdict for result in run.results]
     yield from ((text, {"yellow": True}) for text in run.first)
     if verdicts:
@@ -128,9 +126,7 @@ def _same_times(verdict: Verdict) -> Iterator[str]:
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:
-    """Yield the new places of counters whose numbers are equal: one call replaced another. Counters
-    with the same places share a line.
-    """
+    """Yield the new places of counters whose numbers are equal: one call replaced another."""
     equal = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
     new = [(site.location(), metric.metric) for metric in equal for site in metric.sites]
     names = {
@@ -160,9 +156,7 @@ def _may_judge_times(result: Result) -> bool:
 
 
 def scaling_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a line for each case of several GPUs that the run also measured on one: how many tokens
-    a second each rank trains, in percent of what the one rank trains.
-    """
+    """Yield how many tokens a second each rank trains, in percent of a single GPU's."""
     for result in results:
         case = result.case
         if case.world_size == 1 or not is_gpu(case.device):  # ranks of a CPU share its cores

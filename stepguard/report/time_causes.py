@@ -60,16 +60,12 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches as before; spills 0 -> 96 B"; empty for a
-    part of the step.
-    """
+    """Return "12 launches as before; spills 0 -> 96 B"; empty for a part of the step."""
     return "; ".join(filter(None, (_word(cause, 1), machine_code(cause))))
 
 
 def machine_code(cause: Cause) -> str:
-    """Return the figures in which the machine code of two kernels differs, "spills 0 -> 96 B"; ""
-    if it is not known that there are any.
-    """
+    """Return how the machine code of two kernels differs, "spills 0 -> 96 B"; else ""."""
     return ", ".join(_machine_code(cause))
 
 
@@ -283,9 +279,7 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase and the place. The place is left out if it is an operator that the kernel's
-    name already tells.
-    """
+    """Return phase and place, without an operator that the kernel's name tells."""
     is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
     place = cause.place if is_needed else ""
     return ", ".join(filter(None, (cause.phase, place)))
@@ -298,9 +292,7 @@ def _figures(before: Side, after: Side) -> str:
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each. If all is `same`, yield only the
-    kernels that have other machine code.
-    """
+    """Yield the first causes and the straggler; if all is `same`, other machine code alone."""
     explanation = verdict.explanation
     if other := explanation and explanation.other_machine_code:
         changed = [f"{named(cause)}, {machine_code(cause)}" for cause in other]

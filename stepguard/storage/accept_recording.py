@@ -63,9 +63,7 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Declined, with the reason, if it must not be
-    one.
-    """
+    """Return the evidence as a recording. Raises Declined if it must not be one."""
     if problem := unfit_to_record(evidence):
         raise Declined(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
@@ -129,18 +127,14 @@ def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
 
 
 def _has(entry: Entry | None, recording: Recording) -> bool:
-    """Tell whether a case has this recording. Accepted twice, one run would count as two recordings
-    that agree perfectly.
-    """
+    """Tell whether a case has this recording: twice, it would agree with itself."""
     known = (one for epoch in entry.epochs for one in epoch.recordings) if entry else ()
     one = (recording.date, recording.commit, recording.device_uuid)
     return one in ((other.date, other.commit, other.device_uuid) for other in known)
 
 
 def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
-    """Return the metric. If nothing was compared with it, it gets its recorded places, without the
-    allowed ones.
-    """
+    """Return the metric; with its recorded places if nothing was compared with it."""
     if metric.old is not None:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
@@ -156,9 +150,7 @@ def _content(path: Path, machine: str) -> BaselineFile:
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
-    """Return what a strict run expects of the case: its gates, its margins, and whether it must be
-    measured.
-    """
+    """Return what a strict run expects of the case: gates, margins, whether it must run."""
     entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
     fewer = not entry.required_gates <= set(evidence.gates)
     usual = margins_of(evidence.margins_pct, evidence.case["device"]) == entry.margins
@@ -224,9 +216,7 @@ def _recorded(epoch: Epoch) -> set[str]:
 
 
 def _moved(verdict: Verdict) -> str:
-    """Return, in figures, what makes the evidence another level. ``verdict`` is _verdict()'s, which
-    may differ from the run's own.
-    """
+    """Return, in figures, what makes the evidence another level."""
     worst = verdict.worst
     if verdict.whole or worst is None:
         return verdict.message

@@ -60,9 +60,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
-    """Return what is recorded in a folder, by machine and case. Raises FileError if a file cannot
-    be trusted.
-    """
+    """Return what is recorded in a folder, by machine and case. Raises FileError."""
     by_machine: dict[str, dict[str, Entry]] = {}
     for path in files(folder):
         if content := load(path):
@@ -71,9 +69,7 @@ def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases of a file's content that belong into a file of its name. So a copy under
-    another name judges nothing.
-    """
+    """Return the cases that belong into a file of that name: a copy judges nothing."""
     cases, machine = content.cases.items(), content.machine
     return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
@@ -94,9 +90,7 @@ def machine_of(evidence: Evidence) -> str:
 
 
 def load_for(path: Path, machine: str) -> BaselineFile | None:
-    """Return the file's content; None if there is no file. Raises FileError as load() does, and for
-    the file of another machine: nothing may be compared with it or recorded in it.
-    """
+    """Return the file's content, or None. Raises FileError, also for another machine's."""
     content = load(path)
     if content is not None and content.machine != machine:
         other = f"holds figures of {content.machine!r}, not of {machine!r}"

@@ -126,9 +126,7 @@ class Store:
         return path.parent.parent in self._runs()[-1:]
 
     def last_folder(self) -> Path:
-        """Return the folder of the newest run that left evidence or comparisons; without any the
-        folder of all runs.
-        """
+        """Return the folder of the newest run that left something, or that of all runs."""
         for run in reversed(self._runs()):
             if {EVIDENCE, COMPARISON} & {path.name for path in run.glob("*/*")}:
                 return run
@@ -180,9 +178,7 @@ def evidence_files(run: Path) -> list[Path]:
 
 
 def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
-    """Return the evidence below a folder, and the comparisons that have none beside them: those of
-    runs that judged beside another revision. A single file may have any name.
-    """
+    """Return the evidence below a folder, and the comparisons that have none beside them."""
     if not source.is_dir():
         return ([], [source]) if _is_comparison(source) else ([source], [])
     kept = sorted(file for file in source.rglob("*.json") if file.name in (EVIDENCE, COMPARISON))

@@ -73,9 +73,7 @@ def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
 def declared(
     own: Sequence[Permission], base: Sequence[Permission], commit: str
 ) -> tuple[Permission, ...]:
-    """Return the waivers that a change of this ``commit`` adds or edits, then those of its base.
-    An edited one replaces the base's.
-    """
+    """Return the waivers that a change adds or edits, then those of its base."""
     added = [msgspec.structs.replace(waiver, commit=commit) for waiver in own if waiver not in base]
     edited = {_key(waiver) for waiver in added}
     return (*added, *(waiver for waiver in base if _key(waiver) not in edited))
@@ -86,9 +84,7 @@ def _key(waiver: Permission) -> tuple[str, str]:
 
 
 def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
-    """Return the cases of waivers that neither a baseline has nor ``known`` contains: typing
-    errors.
-    """
+    """Return the cases of waivers that nothing knows: typing errors."""
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 

@@ -281,9 +281,7 @@ _decode = msgspec.json.Decoder(_File).decode
 
 @dataclass(frozen=True)
 class Decoded:
-    """The events of a file, decoded once for a step's counts, identity and profile. They take 1 KB
-    each, while columns take 60 to 100 bytes an event.
-    """
+    """The events of a file, decoded once. They take 1 KB each, columns 60 to 100 bytes."""
 
     used: list[DetailedEvent]  # by columns or by counts
     head: dict[str, object]
@@ -438,9 +436,7 @@ class _Columns:
         _extend(self._gpu, columns)
 
     def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
-        """Return the columns of name, begin and length. Raises TraceError if an event has none, or
-        one that no clock shows.
-        """
+        """Return the columns of name, begin and length. Raises TraceError for a wrong one."""
         names = self._names
         begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
         known = [ts for ts in begins if ts is not None]
@@ -453,9 +449,7 @@ class _Columns:
         return [names[str(row.name)] for row in rows], known, lengths
 
     def _externals(self, args: list[Scalar]) -> list[int]:
-        """Return the column of external ids. Note the messages and hashes of code that belong to
-        them.
-        """
+        """Return the column of external ids. Note the messages and hashes of their code."""
         ids = _numbers([a.external_old if a.external is None else a.external for a in args])
         noted = [at for at, arg in enumerate(args) if arg.collective is not None or arg.code]
         for arg, external in ((args[at], ids[at]) for at in noted if ids[at] != NONE):
@@ -516,9 +510,7 @@ def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
 
 
 def _ordered(columns: list[Any], began: float) -> list[Any]:
-    """Return the columns sorted by begin, longer events first, with times relative to ``began``,
-    and with the column of ends.
-    """
+    """Return the columns by begin, longer events first, relative to ``began``, with ends."""
     order = np.lexsort((-columns[3], columns[2]))
     columns.reverse()
     sorted_columns = [columns.pop()[order] for _ in range(len(columns))]

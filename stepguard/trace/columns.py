@@ -168,9 +168,7 @@ def launched_by(calls: Host, correlation: Ints) -> Ints:
 
 
 def taken(values: Floats, rows: Ints, missing: float) -> Floats:
-    """Return ``values[rows]``, with ``missing`` where a row is NONE. There may be no values
-    at all.
-    """
+    """Return ``values[rows]``, with ``missing`` where a row is NONE."""
     return np.append(values, missing)[rows]  # NONE, -1, selects the last value
 
 

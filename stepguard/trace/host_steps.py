@@ -91,9 +91,7 @@ def sound_events() -> Iterator[None]:
 
 
 def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Event]]:
-    """Return the operators and CUDA calls in each of ``steps`` user annotations named ``mark``,
-    sorted by time. Raises RuntimeError if the trace does not have exactly that many.
-    """
+    """Return the operators and calls of each marked step. Raises RuntimeError."""
     marks = [e for e in events if e.name == mark and e.cat == "user_annotation"]
     if len(marks) != steps:
         raise RuntimeError(f"the trace has {len(marks)} of {steps} marked steps")
@@ -110,9 +108,7 @@ def _begin(event: Event) -> float:
 
 
 def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[float, Event]:
-    """Return the GPU's records of these categories, by the correlation that each shares with its
-    call. A record may lie after the step of its call, so ``events`` are those of the whole trace.
-    """
+    """Return the GPU's records by correlation. One may lie after the step of its call."""
     return {
         e.args.correlation: e
         for e in events
@@ -273,9 +269,7 @@ _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def identity_of(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
-    """Return the identity of the marked steps. Raises RuntimeError if the trace lacks one of
-    them.
-    """
+    """Return the identity of the marked steps. Raises RuntimeError if one is missing."""
     with sound_events():
         return _identity(events, mark, steps)
 

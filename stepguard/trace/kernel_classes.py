@@ -98,9 +98,7 @@ def is_generic(name: str) -> bool:
 
 
 def short(name: str, width: int = 36) -> str:
-    """Return a kernel's name without template arguments. A long name keeps its beginning and end.
-    For ATen's generic kernels it is the operator: FillFunctor, direct_copy_kernel_cuda.
-    """
+    """Return a kernel's name without template arguments; the operator of a generic one."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare, _, arguments = name.partition("<")
     if is_generic(name):

@@ -163,9 +163,7 @@ def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Int
 
 
 def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:
-    """Return the wait that was going on when the GPU ran out of work and that ended before the
-    launch.
-    """
+    """Return the wait during which the GPU ran out of work, before the launch."""
     rows = np.flatnonzero(np.isin(calls.name, trace.named(SYNC_CALLS)))
     rows = rows[np.argsort(calls.end_us[rows], kind="stable")]
     if not len(rows):
@@ -370,18 +368,14 @@ def _operators(analysis: Analysis, records: Ints) -> list[str]:
 
 
 def _source(analysis: Analysis, call: int) -> str:
-    """Return the innermost frame outside of all libraries around a CUDA call; "" without a call or
-    a stack.
-    """
+    """Return the innermost frame outside of libraries around a CUDA call; else ""."""
     if call == NONE or not analysis.has_stack:
         return ""
     return own_line([name for kind, name in _around(analysis, call) if kind == PYTHON])
 
 
 def own_line(frames: Sequence[str]) -> str:
-    """Return the last frame that is in no library; "" if there is none. Frames begin with the
-    outermost.
-    """
+    """Return the last frame that is in no library, of frames from the outermost; else ""."""
     mine = [name for name in frames if not any(part in f"/{name}" for part in _LIBRARIES)]
     return mine[-1] if mine else ""
 

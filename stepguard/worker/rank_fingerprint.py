@@ -53,9 +53,7 @@ def _processor() -> str:
 
 
 def read_once() -> dict[str, str]:
-    """Return the variables that torch and its compiler read on import. The agent imports both
-    before it forks the ranks. So nothing reads a variable that a rank sets.
-    """
+    """Return the variables that torch reads on import, before ranks are forked."""
     return _variables(_READ_ONCE)
 
 

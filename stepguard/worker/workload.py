@@ -76,9 +76,7 @@ def _takes_device(signature: inspect.Signature) -> bool:
 
 
 def find_function(factory: str) -> Callable[..., Any]:
-    """Return the function of that name, ``package.module:function``. Raises BadWorkload if the
-    module or the function does not exist.
-    """
+    """Return the function of that name. Raises BadWorkload if it does not exist."""
     module_name, _, function_name = factory.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -108,9 +106,7 @@ def _saying_where() -> Iterator[None]:
 
 
 def where_else(name: str, root: Path = Path()) -> str:
-    """Return how to find a module that lies in a folder of ``root``, such as ``src``; empty if none
-    has it. Ranks do not get the folders that pytest's setting ``pythonpath`` adds.
-    """
+    """Return how to find a module that lies in a folder such as ``src``; else empty."""
     for inner in sorted(root.glob(f"*/{name}")) + sorted(root.glob(f"*/{name}.py")):
         if inner.suffix == ".py" or inner.is_dir():
             folder = shlex.quote(str(inner.parent.relative_to(root)))

@@ -48,9 +48,7 @@ SAMPLES = "samples.jsonl"  # in the scratch folder; each line is a poll of all G
 
 
 def describe(proof: Path) -> None:
-    """Print a description of this node. ``proof`` is a file in the project's folder: if this node
-    has it, the nodes share their files.
-    """
+    """Print a description of this node. If it has the file ``proof``, nodes share files."""
     rank, nodes = node_of(os.environ)
     gpus, problem, unreadable = [], "", ""
     try:
@@ -125,9 +123,7 @@ def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
 
 
 def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
-    """Return the sampler of this node's GPUs. None if pytest samples them, or if they cannot be
-    sampled: a block without samples does not count.
-    """
+    """Return the sampler of this node's GPUs; None if pytest samples them, or none can."""
     if shared.spec.device == "cpu" or part.node == 0:
         return None
     try:

@@ -84,9 +84,7 @@ class Launcher:
     nodes: tuple[Node, ...]
 
     def per_node(self, case: Case) -> int:
-        """Return the case's ranks on each node. Raises LauncherError if they cannot be shared
-        equally.
-        """
+        """Return the case's ranks on each node. Raises LauncherError for unequal shares."""
         count = len(self.nodes)
         if case.world_size % count:
             raise LauncherError(
@@ -96,9 +94,7 @@ class Launcher:
         return case.world_size // count
 
     def preflight(self) -> str:
-        """Return why GPUs of another node are not fit to measure on; empty if all are. Raises
-        MachineError if a node's GPUs cannot be checked.
-        """
+        """Return why GPUs of another node are not fit to measure on; empty if all are."""
         for node in self.nodes[1:]:
             if node.unreadable:
                 raise MachineError(f"{node.host}: {node.unreadable}")
@@ -133,9 +129,7 @@ def identity(case: Case, launcher: Launcher | None) -> dict[str, Any]:
 
 
 def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this node's rank and the number of nodes. Raises LauncherError if no variable has
-    them, or if their values are wrong.
-    """
+    """Return this node's rank and the number of nodes. Raises LauncherError."""
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
             numbers = environment[rank], environment[size]
@@ -161,9 +155,7 @@ def survey(text: str, root: Path) -> Launcher:
 
 
 def describe_nodes(text: str, root: Path) -> Launcher:
-    """Ask the nodes, and return their answers unchecked, by rank. Raises LauncherError if the
-    command does not run, or if no node answers.
-    """
+    """Ask the nodes, and return their answers by rank. Raises LauncherError without one."""
     try:
         command = tuple(shlex.split(text))
     except ValueError as error:
@@ -189,9 +181,7 @@ def describe_nodes(text: str, root: Path) -> Launcher:
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of on_node.py. It begins with ``env``, since a launcher may not pass
-    on the environment.
-    """
+    """Return the command line of on_node.py: a launcher may not pass on the environment."""
     path = f"PYTHONPATH={torchrun.ENGINE.parent}"
     return [
         "env",
@@ -239,9 +229,7 @@ def machine_id() -> str:
 
 
 def unfit(nodes: Sequence[Node], here: str) -> str:
-    """Return why cases cannot be spread over these nodes, with the remedy; empty if they can.
-    ``here`` is the machine_id() of this process.
-    """
+    """Return why cases cannot be spread over these nodes, with the remedy; else empty."""
     first, count = nodes[0], nodes[0].nodes
     ranks = [node.rank for node in nodes]
     if len(set(ranks)) < len(ranks):
@@ -361,9 +349,7 @@ def launcher_token(token: str) -> str:
 
 
 def end_launcher(token: str, spare: int = 0) -> None:
-    """Ask all processes with the launcher's token to end. After ASK_LIMIT_S kill those that are
-    left on this host. The process ``spare`` is left alone.
-    """
+    """End all processes with the launcher's token, but for ``spare``."""
     for pid in pids_by_token(token):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):

@@ -101,9 +101,7 @@ def share(tree: Tree, root: Path, paths: Iterable[str]) -> None:
 
 
 def _untracked(top: Path, path: Path) -> bool:
-    """Tell whether a path is in the tree at ``top``, and git tracks neither it nor what it leads
-    to.
-    """
+    """Tell whether git tracks neither a path in the tree at ``top`` nor what it leads to."""
     own = os.path.realpath(top)
     inside = [one for one in {path, Path(os.path.realpath(path))} if one.is_relative_to(own)]
     return path in inside and all(git(top, "ls-files", "--", str(one)) == "" for one in inside)
@@ -122,9 +120,7 @@ def _link(data: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from claiming or giving up trees during the block. Raises TreeError if
-    another process has the lock for more than LOCK_LIMIT_S.
-    """
+    """Keep other processes from claiming or giving up trees. Raises TreeError if none can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_out_of_git(folder.parent)
@@ -158,9 +154,7 @@ def _locked(file: TextIO) -> bool:
 
 
 def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
-    """Choose a name for a tree. Return its path and its lock, which lasts until the file is
-    closed.
-    """
+    """Choose a name for a tree. Return its path and its lock, until that is closed."""
     path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
     try:
         lock = path.with_suffix(".lock").open("x")
@@ -234,9 +228,7 @@ def _remove(root: Path, path: Path) -> str:
 def _worktree(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Run git worktree. Repeat it if it fails because another process is writing or removing an
-    entry: git reads all entries, and locks none.
-    """
+    """Run git worktree. Repeat it while another process writes or removes an entry."""
     plain = [part for setting in PLAIN for part in ("-c", setting)]
     for pause_s in (*COLLISION_PAUSES_S, None):
         done = run_git(root, *plain, "worktree", *arguments, limit_s=limit_s)
@@ -304,9 +296,7 @@ def _leads_back(link: Path, top: Path) -> bool:
 
 
 def _files(path: Path, *arguments: str) -> list[str]:
-    """Return what git lists of a tree. Raises TreeError if git fails: an empty list would mean that
-    nothing is there.
-    """
+    """Return what git lists of a tree. Raises TreeError: an empty list would mislead."""
     done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
     if done is None or done.returncode != 0:
         why = complaint(done.stderr) if done else "no answer"

@@ -48,9 +48,7 @@ class Sample:
 
 
 def slowdown(bits: int) -> str:
-    """Return the slowdowns among the driver's throttle reasons, in words; empty if there are
-    none.
-    """
+    """Return the slowdowns among the driver's throttle reasons, in words."""
     return ", ".join(text for bit, text in SLOWDOWN_BITS.items() if bits & bit)
 
 
@@ -85,9 +83,7 @@ class _Gpu:
 
     @property
     def energy_j(self) -> float | None:
-        """Return the rise of the energy counter between first and last sample, scaled to the
-        block.
-        """
+        """Return the rise of the energy counter over the samples, scaled to the block."""
         if len(self.samples) < 2:
             return None
         first, last = self.samples[0], self.samples[-1]
@@ -190,9 +186,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def known_gpus() -> int:
-    """Return how many GPUs this machine or container has. Those that CUDA_VISIBLE_DEVICES hides
-    count, too. Raises MachineError as visible_gpus() does.
-    """
+    """Return how many GPUs this machine has, also hidden ones. Raises MachineError."""
     return len(_all_gpus())
 
 
@@ -294,15 +288,11 @@ class Monitor:
         self._expected: Expected = ()
 
     def preflight(self) -> str:
-        """Return why a GPU of this host is not fit to measure on; empty if all are. Raises
-        MachineError if the machine cannot be asked.
-        """
+        """Return why a GPU of this host is unfit; empty if none is. Raises MachineError."""
         return self._sampler.preflight()
 
     def expect(self, *groups: Sequence[int]) -> None:
-        """Set which processes may be on the GPUs from now on. Each group has the process ids of one
-        worker group, by rank.
-        """
+        """Set which processes may be on the GPUs from now on: by group and rank."""
         self._expected = groups
 
     def poll(self) -> None:

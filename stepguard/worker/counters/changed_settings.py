@@ -112,9 +112,7 @@ def everywhere() -> dict[str, object]:
 
 
 def _modes() -> str:
-    """Return the classes of torch's modes that are on, outermost first: each sees every call, and
-    takes its time. A default device is one of them, "DeviceContext".
-    """
+    """Return the classes of torch's modes that are on, outermost first: each takes time."""
     on = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     return ", ".join(type(mode).__name__ for mode in on) or "none"
 

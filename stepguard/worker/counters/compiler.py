@@ -101,16 +101,12 @@ def _found_graphs() -> int:
 
 
 def missed_graphs() -> int:
-    """Return how many graphs this process compiled since the cache on disk did not have them. From
-    then on it has them.
-    """
+    """Return how many graphs were compiled since the cache on disk did not have them."""
     return _counters("inductor").get("fxgraph_cache_miss", 0)
 
 
 def compiled_afresh() -> bool:
-    """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
-    have. No counter says whether the kernels of such a graph were cached.
-    """
+    """Tell whether a graph was compiled that the cache did not have, or cannot have."""
     if missed_graphs() or _counters("inductor").get("fxgraph_cache_bypass", 0):
         return True
     # If the cache is switched off, its counters are all zero.
@@ -189,9 +185,7 @@ def _counters(category: str) -> dict[str, int]:
 
 
 def _records() -> list[Any]:
-    """Return a record for each compilation, oldest first, without those that only ran
-    (autotuning).
-    """
+    """Return a record for each compilation, oldest first, without those that only ran."""
     read = _utils("get_compilation_metrics") or list
     return [record for record in read() if not getattr(record, "is_runtime", False)]
 
@@ -223,9 +217,7 @@ def _is_given_up(record: Any) -> bool:
 
 
 def _compilation(record: Any, records: list[Any]) -> Site:
-    """Return the Site of a record. If the record does not say whose frame it is, other ``records``
-    may.
-    """
+    """Return the Site of a record. Other ``records`` may say whose frame it is."""
     guard = _guard(record.recompile_reason)
     if _is_limit(record):
         what = f"recompile limit reached: {guard}"
@@ -289,9 +281,7 @@ def _first_line(text: str) -> str:
 
 
 def count_graphs(tally: Tally, counted: RankStep) -> None:
-    """Count graphs, graphs that no cache keeps, graph breaks and generated kernels of this process
-    so far.
-    """
+    """Count this process's graphs, those not cached, graph breaks and generated kernels."""
     breaks = graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
     tally.add("graph_breaks", [len(breaks)], reasons, [breaks])

@@ -15,10 +15,10 @@ from stepguard.worker.counters import (
     memory_counters,
     numbers,
     operators,
+    profiled_steps,
     python_lines,
     sync_candidates,
     syncs,
-    traced_calls,
 )
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import growing_segments, on_gpu
@@ -32,7 +32,7 @@ COUNTERS = (
     changed_settings.COUNTER,
     compiler.COUNTER,
     memory_counters.COUNTER,  # before the profiler, whose records lie between live tensors
-    traced_calls.COUNTER,
+    profiled_steps.COUNTER,
     syncs.COUNTER,  # of the traced steps
     generated_kernels.COUNTER,  # after the profile, to whose rows it adds
     python_lines.COUNTER,

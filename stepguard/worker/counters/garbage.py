@@ -33,9 +33,7 @@ _FRAMES = 40  # of an allocation: a loader's line is below the lines of the load
 
 
 def locate_garbage(tally: Tally, counted: RankStep) -> None:
-    """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. The step runs
-    without the compiler.
-    """
+    """Add where counted garbage was made, without the compiler, and its pause."""
     if not counted.any_rank(tally.values.get(GARBAGE, 0) > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
@@ -52,9 +50,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
 
 
 def _pause_ms(counted: RankStep) -> float:
-    """Return how many ms the collector takes in PAUSED_STEPS steps, with the workload's settings
-    and with all objects of the process.
-    """
+    """Return how many ms the collector takes in PAUSED_STEPS steps, with all objects."""
     began, pauses_ns = 0, 0
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -83,9 +79,7 @@ def _pause_ms(counted: RankStep) -> float:
 
 @contextmanager
 def _traced() -> Iterator[None]:
-    """Have Python remember where it allocates inside the block, unless the workload already
-    does.
-    """
+    """Have Python remember where it allocates, unless the workload already does."""
     traces = tracemalloc.is_tracing()
     if not traces:
         tracemalloc.start(_FRAMES)

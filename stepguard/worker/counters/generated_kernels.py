@@ -43,9 +43,7 @@ class Launched:
 
 
 def count_machine_code(tally: Tally, counted: RankStep) -> None:
-    """Count spill_bytes and fp64_kernels of all generated kernels that ran so far, each kernel
-    once, and add the machine code to the profile's rows. Call it after the steps are profiled.
-    """
+    """Count spill_bytes and fp64_kernels, after the profile, which gets the machine code."""
     try:
         codes = _machine_codes(list(launched()))
         profile = _with_machine_code(tally.profile, codes) if tally.profile else None
@@ -71,19 +69,14 @@ def _machine_codes(kernels: Sequence[Launched]) -> Codes:
             registers=cubin.registers,
             spill_bytes=cubin.spill_bytes,
             shared_bytes=kernel.shared_bytes,
-            instructions=counted.all,
-            fp64=counted.fp64,
-            tensor_core=counted.tensor_core,
-            atomic=counted.atomic,
+            **counted,
         )
         for kernel, cubin, counted in zip(kernels, cubins, instructions, strict=True)
     }
 
 
 def _with_machine_code(profile: Profile, codes: Codes) -> Profile:
-    """Return a profile whose rows have the machine code of their kernel and source. Raises
-    CubinError if a kernel of the compiler has none: it would count as zero.
-    """
+    """Return a profile with machine code. Raises CubinError if a kernel has none."""
     rows = [replace(row, machine_code=codes.get((row.name, row.code))) for row in profile.kernels]
     if lost := [row.name for row in rows if row.code and row.machine_code is None]:
         raise CubinError(f"the compiler's records lack {listed(lost, 1)}")
@@ -115,9 +108,7 @@ def _tuners() -> list[Any]:
 
 
 def launched() -> Iterator[Launched]:
-    """Yield the generated kernels that ran in this process, each once. Raises CubinError if the
-    compiler's records do not say where one is.
-    """
+    """Yield each generated kernel that ran. Raises CubinError if it is not known where."""
     seen: set[Path] = set()
     for tuner in _tuners():
         try:
@@ -158,9 +149,7 @@ def _disassembler() -> Path:
 
 
 def locate_machine_code(tally: Tally, counted: RankStep) -> None:
-    """Add the lines of the kernels that spill or use fp64: those that call the operators of which
-    the compiler made the kernel. Call it after the operators are counted.
-    """
+    """Add the lines of the kernels that spill or use fp64. Operators must be counted."""
     operators = [site for site in tally.sites.get(OPERATORS, ()) if site.file]
     for metric in OF_KERNELS:
         parts = tally.detail.get(metric, {}) if tally.values.get(metric) else {}
@@ -174,9 +163,7 @@ def locate_machine_code(tally: Tally, counted: RankStep) -> None:
 
 
 def _places(kernel: str, count: int, metric: str, operators: Sequence[Site]) -> list[Site]:
-    """Return a Site for each line that may be the kernel's. If there is none, or more than PLACES,
-    return one Site without a line.
-    """
+    """Return a Site for each line that may be the kernel's, or one without a line."""
     mine = [site for site in operators if operator_in(kernel, site.what)]
     # What a backward pass or an optimizer calls has the line that starts it.
     mine = [site for site in mine if not site.phase] or mine

@@ -5,18 +5,16 @@ so no byte of a tensor leaks. But the nodes take host memory, which nothing else
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.locate import locate, qualified, site_at
-from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally, per_step
 
 PLACES = 5  # those that keep most
 # Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.
@@ -25,16 +23,12 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
 def nodes_alive(frozen: int) -> int:
-    """Return the number of nodes that living tensors and living Python objects lead to, after a
-    collection. ``frozen`` is that of RankStep.
-    """
+    """Return the number of nodes that living tensors and living Python objects lead to."""
     return len(_reachable(frozen))
 
 
 def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Add the lines that made the kept graphs, if they grow. A Site's count is in nodes a step. The
-    steps run without the compiler.
-    """
+    """Add the lines that made graphs that grow, in nodes a step, without the compiler."""
     if not counted.any_rank(tally.values.get(GRAPH_NODES, 0) > 0):
         return
     with torch.compiler.set_stance("force_eager"):
@@ -50,9 +44,7 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
 
 
 def _reachable(frozen: int) -> dict[int, Any]:
-    """Return, by id(), the nodes that living tensors lead to, and those that living Python objects
-    of nodes lead to.
-    """
+    """Return, by id(), the nodes that living tensors and Python objects lead to."""
     nodes: dict[int, Any] = {}
     waiting = list(_held(live_objects(frozen)))
     while waiting:
@@ -86,7 +78,7 @@ def _places(kept: Sequence[Any]) -> list[Site]:
     those of its own step that the last node leads to. In a sum over steps the last node is the
     addition. In a list of losses it is the loss.
     """
-    counts: Counter[Site] = Counter()
+    sites: list[Site] = []
     of_steps: dict[int, list[Any]] = {}
     for node in kept:
         of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
@@ -94,15 +86,13 @@ def _places(kept: Sequence[Any]) -> list[Site]:
         inside = {id(node) for node in nodes}
         followed = {id(following) for node in nodes for following in _following(node)}
         for last in (node for node in nodes if id(node) not in followed):
-            counts[_site(last)] += _take(last, inside)
-    each = [replace(site, count=-(-count // LEAK_STEPS)) for site, count in counts.items() if count]
-    return sorted(each, key=lambda site: -site.count)[:PLACES]
+            if count := _take(last, inside):
+                sites.append(_site(last, count))
+    return per_step(sites)[:PLACES]
 
 
 def _take(last: Any, inside: set[int]) -> int:
-    """Return how many nodes of ``inside`` the node ``last`` leads to, with itself. They are removed
-    from ``inside``.
-    """
+    """Remove the nodes that ``last`` leads to, and itself. Return how many they are."""
     waiting, taken = [last], 0
     while waiting:
         node = waiting.pop()
@@ -113,9 +103,9 @@ def _take(last: Any, inside: set[int]) -> int:
     return taken
 
 
-def _site(node: Any) -> Site:
+def _site(node: Any, count: int) -> Site:
     """Return where a node was made. torch's record of the stack ends with the innermost frame."""
     called = [frame for text in reversed(node.metadata[_MADE_AT]) for frame in _FRAME.findall(text)]
     stack = [(file, int(line), name) for file, line, name in called]
     place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
-    return site_at(f"graph kept by {node.name()}", place)
+    return site_at(f"graph kept by {node.name()}", place, count=count)

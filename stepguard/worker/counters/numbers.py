@@ -148,9 +148,7 @@ class StepReader:
         ]
 
     def read(self) -> dict[str, list[list[float | None]]]:
-        """Read all numbers from the device, once. Return by name those of each step; zeros for a
-        step that lacks what another step has.
-        """
+        """Read all numbers from the device, once. Return by name those of each step."""
         each = [
             (step, name, it.reshape(-1))
             for step, taken in enumerate(self._taken)

@@ -29,9 +29,7 @@ _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts every ATen operator that reaches the dispatcher's Python key, with those of the
-    backward pass. With ``by_form`` an operator's name has the form that its arguments choose.
-    """
+    """Counts every operator that is dispatched; ``by_form`` also by its arguments' form."""
 
     def __init__(self, by_form: bool = True) -> None:
         super().__init__()
@@ -125,9 +123,7 @@ def count_operators(tally: Tally, counted: RankStep) -> None:
 
 
 def _rounds(counted: RankStep, operators: Iterable[str]) -> bool:
-    """Tell whether GEMMs or convolutions may round their operands, as torch's settings say. A
-    script may set those of a GPU, and train without one.
-    """
+    """Tell whether GEMMs or convolutions may round their operands, by torch's settings."""
     now = flags()
     of_products = now["get_float32_matmul_precision"]
     if not on_gpu(counted.device):  # torch 2.8 has one setting for both
@@ -158,9 +154,7 @@ def _flops(step: Step) -> dict[str, int]:
 
 
 class _NoModules(ModuleTracker):  # type: ignore[misc]
-    """Follows no module: the sum is counted alone. torch's hooks, which follow modules, refuse
-    torch.autograd.grad with respect to a leaf.
-    """
+    """Follows no module: torch's hooks that do refuse torch.autograd.grad of a leaf."""
 
     def __enter__(self) -> "_NoModules":
         return self
@@ -170,9 +164,7 @@ class _NoModules(ModuleTracker):  # type: ignore[misc]
 
 
 def _cpu_sdpa() -> dict[Any, Any]:
-    """Return formulas for the CPU's fused attention, which torch 2.13 and older count as zero
-    FLOPs.
-    """
+    """Return formulas for the CPU's fused attention, of which torch 2.13 counts no FLOPs."""
     name = "_scaled_dot_product_flash_attention_for_cpu"
     formulas = {
         name: lambda q, k, v, *a, **kw: flop_counter.sdpa_flop_count(q, k, v),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import METRICS, PEAK
@@ -120,6 +121,12 @@ class Tally:
         """Return what a rank answers."""
         known = {name: value for name, value in vars(self).items() if name != "calls"}
         return Counts(**known)
+
+
+def per_step(sites: Iterable[Site]) -> list[Site]:
+    """Return the sites of LEAK_STEPS steps, counts a step rounded up, the largest first."""
+    each = [replace(site, count=-(-site.count // LEAK_STEPS)) for site in merge(sites)]
+    return sorted(each, key=lambda site: -site.count)
 
 
 Count = Callable[[Tally, RankStep], None]
