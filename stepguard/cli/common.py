@@ -16,7 +16,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
-from stepguard.core.shared_sentences import no_folder
+from stepguard.core.reason_sentences import no_folder
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike

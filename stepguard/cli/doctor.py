@@ -21,7 +21,7 @@ from typing import Any
 
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
-from stepguard.core.shared_sentences import uncommitted
+from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (

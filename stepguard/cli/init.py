@@ -36,7 +36,7 @@ from stepguard.cli.workload_arguments import (
 )
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
-from stepguard.core.shared_sentences import uncommitted
+from stepguard.core.reason_sentences import uncommitted
 from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import (
     current,

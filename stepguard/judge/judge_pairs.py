@@ -48,10 +48,9 @@ from stepguard.judge.comparable import (
     comparable,
     conditions_of,
 )
-from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_numbers import compare_numbers, known_equal
 from stepguard.judge.compare_profiles import straggler
-from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python

@@ -27,9 +27,8 @@ from stepguard.judge.comparable import (
     conditions_of,
     conditions_recorded,
 )
-from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_profiles import against_recordings
-from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.soundness import (
     Refusal,

@@ -1,7 +1,9 @@
 """Summarise evidence as a recording. Only this module computes a recording's figures."""
 
+import math
 from collections.abc import Sequence
-from statistics import fmean, geometric_mean, median
+from itertools import chain
+from statistics import fmean, geometric_mean, median, stdev
 
 import msgspec
 
@@ -10,9 +12,9 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
-from stepguard.judge.limits import Paired, paired
+from stepguard.core.student_t import t_quantile
+from stepguard.judge.compare_profiles import recorded
 from stepguard.judge.moved_places import without_lines
-from stepguard.judge.recorded_profile import recorded
 
 
 def summarise(evidence: Evidence) -> Recording:
@@ -40,7 +42,7 @@ def summarise(evidence: Evidence) -> Recording:
         callers=counts.callers or msgspec.UNSET,
         numbers=counts.numbers or msgspec.UNSET,
         differences_pct={
-            f"{difference.name}_pct": _difference(paired(difference.pairs_ms))
+            f"{difference.name}_pct": paired(difference.pairs_ms)[1]
             for difference in evidence.differences
             if not difference.bad_times()
         },
@@ -61,8 +63,25 @@ def _sites(counts: Counts) -> dict[str, list[Site]]:
     return {name: list(sites) for name, sites in kept if sites}
 
 
-def _difference(cost: Paired) -> RecordedDifference:
-    return RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
+def paired(pairs_ms: Sequence[tuple[float, float]]) -> tuple[float, RecordedDifference]:
+    """Return the mean of other minus plain over (plain, other) pairs in ms a step, and in percent
+    of the plain step. Half the 95 % interval is Student's t over the pairs; inf for one pair.
+
+    The differences themselves are averaged, not ratios or logarithms, since a difference may be
+    zero. Raises ValueError without a pair, or for a time that is not positive and finite.
+    """
+    if not pairs_ms:
+        raise ValueError("paired() needs at least one pair")
+    for ms in chain(*pairs_ms):
+        if not 0 < ms < math.inf:
+            raise ValueError(f"step time {ms!r} ms: not a positive finite number")
+    pct = 100 / fmean(plain for plain, _ in pairs_ms)
+    differences = [other - plain for plain, other in pairs_ms]
+    count, mean = len(differences), fmean(differences)
+    half = math.inf
+    if count > 1:
+        half = t_quantile(0.025, count - 1) * stdev(differences) / math.sqrt(count)
+    return mean, RecordedDifference(mean=pct * mean, half_width=pct * half)
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:
@@ -117,7 +136,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     for difference in evidence.differences:
         if difference.bad_times():
             continue
-        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms).mean_ms
+        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms)[0]
     if evidence.world_size > 1 and (profile := evidence.counted.profile):
         figures["exposed_comm_ms"] = fmean(profile.parts.exposed_communication_us) / 1e3
     if not times:

@@ -20,10 +20,10 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
-from stepguard.judge.disturbed_pairs import Pairs
 from stepguard.judge.rule_book import need
 from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.soundness import Pairs
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure import turns
 from stepguard.measure.case_workers import Ahead, Bench, CaseWorkers, Progress, Ticker, watch

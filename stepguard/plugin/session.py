@@ -22,8 +22,8 @@ from stepguard.core.case import Case
 from stepguard.core.comparison import judged, other_side
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
+from stepguard.core.reason_sentences import no_folder, uncommitted
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
-from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.status import Status
 from stepguard.core.text import listed, printable
 from stepguard.core.verdict import Joins

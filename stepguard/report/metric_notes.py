@@ -17,9 +17,8 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
-from stepguard.core.reason_sentences import OverSteps, SlowSteps
+from stepguard.core.reason_sentences import OverSteps, SlowSteps, margins_text
 from stepguard.core.reasons import Reason
-from stepguard.core.shared_sentences import margins_text
 from stepguard.core.site import Site
 from stepguard.core.text import first, listed
 from stepguard.core.verdict import (

@@ -22,10 +22,9 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
-from stepguard.core.reason_sentences import Failed, OverSteps, Unstable
+from stepguard.core.reason_sentences import TREE_CHANGED, Failed, OverSteps, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Page
-from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable

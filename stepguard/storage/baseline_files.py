@@ -14,7 +14,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
-from stepguard.judge.recorded_profile import restored
+from stepguard.judge.compare_profiles import restored
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json

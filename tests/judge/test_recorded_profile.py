@@ -18,7 +18,7 @@ from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
-from stepguard.judge.recorded_profile import KERNELS, recorded, restored
+from stepguard.judge.compare_profiles import KERNELS, recorded, restored
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.storage.json_file import layout
