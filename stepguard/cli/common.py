@@ -126,10 +126,7 @@ def refuse_target(
 
 
 def put_json(document: Any, target: str | None) -> None:
-    """Write the document to ``target``: a file, STDOUT for the last printed line, or nowhere.
-
-    Raises ValueError if a file cannot be written.
-    """
+    """Write the document to a file, to STDOUT as the last line, or nowhere. Raises ValueError."""
     if not target:
         return
     text = document_json.as_json(document, indent=-1)

@@ -73,7 +73,6 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Print the findings, errors last. Return 1 if there is an error."""
     parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
     parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
     if (launcher := named_launcher()) is not None:
@@ -186,7 +185,6 @@ def _baseline(path: Path) -> Finding:
 
 
 def _host() -> Iterator[Finding]:
-    """Report what else the host does, and whether it can compile."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     busy = f"load {load:.1f} on {cores} cores"
     if load > cores / 2:
@@ -213,7 +211,6 @@ def _tools() -> Iterator[Finding]:
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    """Read the waivers. If they cannot be read, no case can be judged."""
     if waivers := load_waivers(baselines, today()):
         yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 

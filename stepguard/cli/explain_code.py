@@ -68,10 +68,7 @@ def codes() -> Iterator[Code]:
 
 
 def _read_more(page: str) -> str:
-    """Return a page's path on this machine, and its section: "docs/judge.md: what it does not see".
-
-    Empty if the installation has no pages.
-    """
+    """Return a page's path on this machine, and its section, or "" without pages."""
     name, _, section = page.partition("#")
     path = _path_of(name)
     if path is None:

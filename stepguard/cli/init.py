@@ -362,7 +362,6 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _wanted_case(options: argparse.Namespace) -> Case:
-    """Return the case that is to be guarded. Raises UsageError."""
     params, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
     if cpu and ranks > (most := RANKS_OF_A_CORE * (os.cpu_count() or 1)):
@@ -491,7 +490,6 @@ def _take_back(root: Path, before: str) -> None:
 
 
 def _record(root: Path, python: str, test: str) -> int:
-    """Measure the cases of a test file once, and record them."""
     command = [sys.executable, "-m", "pytest", test, "--perf-update-new", "--perf-no-strict"]
     status = subprocess.run(command, cwd=root, check=False).returncode
     if status == PYTEST_USAGE and not metadata.entry_points(group="pytest11", name=PLUGIN):

@@ -101,7 +101,6 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _block(text: str) -> str:
-    """Return examples indented, or a paragraph filled to the width of argparse's own text."""
     if text.lstrip().startswith(("python ", "pytest ")):
         return indent(dedent(text), "  ")
     return fill(text, get_terminal_size().columns - 2)

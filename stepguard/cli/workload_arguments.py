@@ -98,9 +98,8 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
-    """Return the parameters without the device, and the device: that of the parameters, else that
-    of --device, else a GPU if the machine has one. Raises UsageError for malformed ones, and for a
-    number of ranks that is none.
+    """Return the parameters without the device, and the device, by default a GPU if there is one.
+    Raises UsageError.
     """
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
@@ -110,10 +109,8 @@ def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options of add_workload() choose. It has ``launches`` launches; by
-    default 3 on a GPU and 1 on a CPU.
-
-    Raises UsageError if there can be no such case.
+    """Return the case that the options choose, by default with 3 launches on a GPU and 1 on a CPU.
+    Raises UsageError.
     """
     params, device = parameters(options)
     try:
@@ -175,10 +172,7 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
-    """Return {"batch": 64} for "batch=64". Values are JSON scalars; anything else is a string.
-
-    Raises UsageError for an argument without "=", or a key given twice.
-    """
+    """Return {"batch": 64} for "batch=64": JSON scalars, or else strings. Raises UsageError."""
     params: dict[str, Scalar] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -221,7 +215,6 @@ def missing(workload: str, root: Path) -> str:
 
 
 def _no_module(module: str, root: Path) -> str:
-    """Return an error on a module that does not exist; empty if it does."""
     path = [str(root), *sys.path]
     if _spec(module.split("."), path):
         return ""

@@ -22,9 +22,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A case so far: what was measured of it, and what that is compared with.
-
-    ``now`` is compared with recordings. With ``pairs`` another tree judges, and ``now`` is None.
+    """A case so far. ``now`` is compared with recordings. With ``pairs`` another tree judges, and
+    ``now`` is None.
     """
 
     now: Evidence | None = None

@@ -28,10 +28,8 @@ _listener: Callable[[], None] | None = None
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Allow the host syncs of the block: they do not count as ``host_syncs_per_step``, and are
-    listed with ``reason``.
-
-    Raises ValueError without a reason, since readers of the report need it.
+    """Allow the host syncs of the block: they are listed with ``reason``, and do not count. Raises
+    ValueError without one.
     """
     if not reason.strip():
         raise ValueError("allow_sync needs a reason: it is printed on every run")

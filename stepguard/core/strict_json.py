@@ -107,9 +107,8 @@ def _located(raw: Any, kind: Any, error: str) -> str:
 
 
 def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
-    """Return the first key of ``here``, an object in ``raw``, whose value has this error. All other
-    keys are removed from ``here``. The key is found by bisection: with the keys up to it the error
-    occurs, with fewer it does not.
+    """Return the first key of ``here``, an object in ``raw``, whose value has this error, found by
+    bisection. All other keys are removed.
     """
     items = [*here.items()]
 

@@ -117,7 +117,6 @@ def lines_of(place: str, operators: Iterable[Site]) -> list[Site]:
 
 
 def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
-    """Return why two profiles cannot be compared; empty if they can."""
     both = before, after
     refused = []
     if before.gpu and after.gpu and before.gpu != after.gpu:
@@ -215,7 +214,6 @@ def _kernel_terms(
 
 
 def _cause_of(matched: Match, kind: Kind, term: Term, before: Side, after: Side) -> Cause:
-    """Return a match as the cause of a term."""
     row = max(matched.rows, key=lambda row: mean(row.us))
     # The place is that of a new kernel if there is one, since the reader can change that line.
     known = {row.name for row in matched.before}
@@ -226,7 +224,6 @@ def _cause_of(matched: Match, kind: Kind, term: Term, before: Side, after: Side)
 
 
 def _kind_of(matched: Match) -> Kind:
-    """Return the kind of a match that is not the same work."""
     if not matched.before:
         return Kind.ADDED
     if not matched.after:

@@ -212,9 +212,8 @@ class Pace:
         return tuple(before.tolist()), tuple(after.tolist())
 
     def unsure_us(self, match: Match) -> float:
-        """Return the standard error, in us, that a match's difference has because the degree to
-        which the match follows the pace is not exactly known. A phase whose pace is unknown may
-        have that of any other phase.
+        """Return the standard error, in us, of a match's difference: it is not exactly known how
+        much it follows the pace.
         """
         row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
@@ -273,9 +272,8 @@ def _kernel(match: Match) -> _Kernel | None:
 
 
 def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:
-    """Return a phase's pace in each step, on both sides, as logs. Each class has the weighted
-    median of its kernels that follow the pace; the result is the median over classes. None if too
-    few kernels follow it. ``kernels`` has each kernel with the degree to which it does.
+    """Return a phase's pace in each step, on both sides, as logs: the median over classes of their
+    weighted medians. None if too few kernels follow it.
     """
     whole = sum(kernel.us for kernel, _ in kernels)
     telling = [(kernel, follows) for kernel, follows in kernels if follows >= FOLLOWS]
@@ -305,7 +303,6 @@ def _shared(logs: Sequence[float]) -> float:
 
 
 def _weighted_median(rows: Floats, weights: Floats) -> Floats:
-    """Return the weighted median over rows, of each column."""
     order = np.argsort(rows, axis=0)
     share = np.cumsum(weights[order], axis=0) / weights.sum()
     at = (share >= 0.5).argmax(axis=0)

@@ -61,10 +61,8 @@ class Mismatch:
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
 ) -> tuple[Mismatch, ...]:
-    """Return the conditions that differ; empty if the two may be compared. Only ``tags`` that both
-    sides have are looked at.
-
-    Differences are in the order of Tag. Within a tag torch comes first.
+    """Return the conditions that differ, in the order of Tag, torch first; empty if none does. Only
+    ``tags`` that both sides have are looked at.
     """
     return tuple(
         Mismatch(tag, *change)

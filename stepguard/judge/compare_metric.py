@@ -43,9 +43,8 @@ def compare(
     recorded: bool = False,
     longer: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict. ``now`` must have the metric. ``recorded`` says that ``past`` is
-    a baseline's: then a counter that is newer than the baseline is shown, not compared. ``longer``
-    says that the step's kernels take longer: then its time is an alarm, also if it is `same`.
+    """Return the metric's verdict. ``recorded``: ``past`` is a baseline's, so a newer counter is
+    only shown. ``longer``: kernels take longer, so a time that is `same` is an alarm, too.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
@@ -124,7 +123,6 @@ def _compare_difference(
 
 
 def _against_limit(change_pct: float, limit_pct: float, noise_pct: float = 0.0) -> Said:
-    """Compare a change with its limit, in both directions."""
     # Noise comes first: if it is beyond the limit, it may hide a change, or look like one.
     if not noise_pct <= limit_pct:
         return Status.INCONCLUSIVE, Reason.TOO_NOISY
@@ -218,7 +216,6 @@ def _change_pct_of(old: float | None, new: float) -> float | None:
 def _not_recorded(
     metric: str, new: float, gated: bool, status: Status = Status.NO_BASELINE
 ) -> MetricVerdict:
-    """Return the verdict on a metric that the recordings lack."""
     return MetricVerdict(metric, status, Reason.NOT_RECORDED, new=new, gated=gated)
 
 
@@ -305,11 +302,8 @@ def _compare_ranks(
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the count of each rank in the newest recording; the lowest of the epoch if the metric
-    may rise a little. None if no recording has ranks that differ.
-
-    Old recordings that do not count each rank are left out. The newest recording of a file always
-    counts each rank.
+    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
+    rise a little. None if no recording has ranks that differ.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
     each = [recording.differing_ranks().get(metric) for recording in known]

@@ -127,10 +127,8 @@ _GAPS = (Kind.IDLE, Kind.COPIES)
 def against_recordings(
     profile: Profile | None, now: Recording, past: Sequence[Recording]
 ) -> tuple[Explanation | None, bool]:
-    """Return why the step takes longer than in a recording, and whether its kernels take so much
-    longer that pairs have to decide. The explanation is None if a profile is missing.
-
-    The recording is the newest one with a profile, of the same card as ``now`` if there is one.
+    """Return why the step takes longer than in the newest recording with a profile, if possible of
+    this card, and whether its kernels take so much longer that pairs have to decide.
     """
     known = [recording for recording in past if recording.profile is not msgspec.UNSET]
     mine = [recording for recording in known if of_one_card(recording, now)]

@@ -71,10 +71,8 @@ def _figures(name: str, of: Recording) -> tuple[object, ...]:
 
 
 def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Counts:
-    """Return the ``first`` launch's counts with what a second one says of these counters.
-
-    Lines that grow do so in both launches. If launches disagree otherwise, the count is the one
-    that USUAL_SHARE of their steps have. Without such a count the counter is not decided.
+    """Return the ``first`` launch's counts with what a second one says of these counters. If both
+    disagree, the count is what USUAL_SHARE of their steps have, or it is not decided.
     """
     counts = replace(first, launches=2)
     for name in (name for name in names if name in again.values):

@@ -101,9 +101,8 @@ def expected(document: RunDocument, base: Base) -> list[str]:
 
 
 def _known(document: RunDocument, base: Base) -> dict[str, Entry]:
-    """Return the baselines, by case, that the base recorded on such a machine, for at most as many
-    GPUs as it has. For a new kind of GPU they are those of all recorded GPUs. Cases of several
-    nodes are left out.
+    """Return the baselines, by case, that the base recorded on such a machine of one node; for a
+    new kind of GPU those of all GPUs.
     """
     gpus = max(base.gpus, len(document.gpus))
     known = dict(base.recorded.get(document.machine, {}))

@@ -140,7 +140,6 @@ def _fails_by_counters(
 
 
 def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    """Return the counters that fail before the time is asked."""
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
@@ -185,7 +184,6 @@ def _unsound(comparison: Comparison) -> Refusal | None:
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
-    """Return why one side's evidence is not sound by itself; None if it is."""
     refused = measurement_problem(evidence)
     if refused is None or evidence is comparison.head:
         return refused

@@ -118,10 +118,8 @@ class Times:
         return longer
 
     def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
-        """Return how longer_us() is expected to scatter between pairs, in percent of a step. Raises
-        ValueError as longer_us() does.
-
-        Kernels scatter independently, so squares add up. Those that show the pace scatter, too.
+        """Return how longer_us() is expected to scatter between pairs, in percent of a step:
+        kernels do so independently. Raises ValueError as longer_us() does.
         """
         pct = 100 * self._usual_us / step_us
         its_sd = pct * self._shares()
@@ -140,7 +138,6 @@ class Times:
         return longer
 
     def _shares(self) -> Floats:
-        """Return the scatter of each match's kernels, as a share of their time."""
         usual = SCATTER_SHARES[OTHER]
         return np.array([SCATTER_SHARES.get(kind, usual) for kind in self.kinds.tolist()])
 
@@ -189,7 +186,6 @@ def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
 
 
 def _difference(one: Match) -> str:
-    """Return how the two sides of a match differ; empty if they do not."""
     if one.how not in (How.SAME, How.RENAMED) or one.other_names:
         return one.how.value
     if any(len({*row.calls}) > 1 for row in one.rows):
@@ -206,10 +202,8 @@ def _difference(one: Match) -> str:
 
 
 def _other_code(one: Match) -> bool:
-    """Tell whether the compiler generated other code.
-
-    Sources of kernels with equal names are compared by their hash. A kernel with another number in
-    its name has another hash for that alone, so then the machine code is compared.
+    """Tell whether the compiler generated other code. A kernel with another number in its name has
+    another hash for that alone, so then the machine code is compared.
     """
     codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
     names = [{name for name, _ in side} for side in codes]

@@ -144,10 +144,9 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, in
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return the lines that call these operators more or less often. If an operator fell, the count
-    is negative. Touched lines come before untouched ones. In both groups lines with a phase come
-    last: their operators are called only in backward passes and optimizers. If the step calls more
-    operators than before, lines that call fewer views come after all others.
+    """Return the lines that call these operators more often, or less, with a negative count.
+    Touched lines come first, those with a phase last, and lines that call fewer views behind all if
+    the step calls more.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
@@ -216,7 +215,6 @@ def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
 
 
 def _calls_of(sites: Iterable[Site]) -> Counter[tuple[str, str, str]]:
-    """Return how often each function calls each operator."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for site in sites:
         counts[site.file, site.function, site.what] += site.count
@@ -298,11 +296,8 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
 
 
 def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python than in the past, the most first. None are
-    returned if all these lines together are too few to make a step slower.
-
-    Both sides list only the functions that run most lines. A function that the past does not list
-    is assumed to have run as many lines as the last one in its list.
+    """Return the functions that run more lines of Python, the most first; none if these are too few
+    to make a step slower. A function that is not listed ran as many as the last one in the list.
     """
     places, known = now.sites.get(PYTHON_LINES, ()), past.sites.get(PYTHON_LINES, ())
     if not places or not known:

@@ -65,12 +65,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def p_value(self) -> float:
-        """Return the one-sided p-value of "not slower at all". It is valid whichever analysis is
-        the last.
-
-        It is this analysis' own p-value times ALPHA / (the analysis' alpha). The analyses' alphas
-        add up to ALPHA at most, so the result is valid over all analyses. It is at most ALPHA for
-        SLOWER, and 1 with fewer pairs than SLOWER needs.
+        """Return the one-sided p-value of "not slower at all", whichever analysis is the last: this
+        analysis' own times ALPHA / (its alpha), since all alphas add up to ALPHA at most.
         """
         if self.pairs < self.fewest:
             return 1.0
@@ -165,9 +161,8 @@ def figures(
     replaced: Sequence[float] = (),
     alpha: float = ALPHA,
 ) -> Figures:
-    """Return the figures of the pairs so far. A log-ratio is log(head / base) of a time; their
-    order does not matter. ``replaced`` are those of pairs that were replaced. Raises ValueError as
-    bounds() does.
+    """Return the figures of the pairs so far, of log(head / base) of a time. ``replaced`` are those
+    of pairs that do not count. Raises ValueError as bounds() does.
     """
     known = bounds(log_ratios, alpha=alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
@@ -245,9 +240,8 @@ def smallest_detectable_pct(
 
 
 def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = ALPHA) -> Margins:
-    """Return the margins with which MOST_PAIRS pairs of standard deviation ``sd_pct`` decide in 95
-    of 100 runs. The matter margin is the smallest one that does, but not below the given one. It is
-    a multiple of 0.1 % if it is wider.
+    """Return the margins with which MOST_PAIRS pairs of such a deviation decide in 95 of 100 runs.
+    A wider matter margin is a multiple of 0.1 %.
     """
     # The ignore margin stays, since it does not depend on noise which slowdown may be ignored.
     smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)

@@ -62,7 +62,6 @@ class Need:
     last: bool = False
 
     def __bool__(self) -> bool:
-        """Tell whether anything has to be measured."""
         return bool(self.counters or self.launch or self.pair or self.beside)
 
 
@@ -217,7 +216,6 @@ def _ended(
 
 
 def _no_answer(answer: Answer, decided: Decision | None) -> NoAnswer | NoComparison | None:
-    """Return why an alarm has no answer; None if it has one."""
     if answer.failed or answer.pairs is None:
         return NoAnswer(why=answer.failed)
     if refused := refusal(answer.pairs):

@@ -51,9 +51,8 @@ MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 
 
 def level_of(cases: int) -> float:
-    """Return the level of each case in a run that judges so many cases in pairs: ALPHA, or an equal
-    share of RUN_ALPHA if that is smaller. It is known before anything is measured, so no verdict
-    has to be withdrawn afterwards.
+    """Return the level of each case in a run that judges so many in pairs, known before any is
+    measured: ALPHA, or an equal share of RUN_ALPHA if that is smaller.
     """
     return min(ALPHA, RUN_ALPHA / max(1, cases))
 

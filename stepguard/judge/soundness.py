@@ -96,9 +96,7 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
 
 def _repeated_clock_gap(launches: Sequence[Launch]) -> ClockGap | None:
     """Return the first clock gap if too many blocks were measured again because of one; else None.
-
-    A host that stalls causes a gap once in some 300 blocks. Work that the events miss, for example
-    in every tenth step, causes gaps more often.
+    A host that stalls causes one in some 300 blocks, work that events miss causes more.
     """
     blocks = [block for launch in launches for block in launch.discarded if block.clock_gap()]
     if len(blocks) <= max(1, len(launches) // 3):

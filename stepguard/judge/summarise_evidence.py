@@ -92,9 +92,8 @@ def _times(launches: tuple[Launch, ...]) -> list[float]:
 
 
 def stored(evidence: Evidence) -> Recording:
-    """Return the summary as a baseline keeps it. Figures are rounded. Times that the case does not
-    gate are left out: such launches are shorter, need not get steady, and are no level. On a CPU
-    information is left out. The evidence must have a fingerprint.
+    """Return the summary as a baseline keeps it, with rounded figures, without times that the case
+    does not gate, which are no level, and on a CPU without information.
     """
     assert evidence.fingerprint is not None
     recording = summarise(evidence)
@@ -131,7 +130,6 @@ def _rounded(numbers: StepNumbers) -> StepNumbers:
 
 
 def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
-    """Return the figures of kind information."""
     figures = dict(evidence.counted.information)
     for difference in evidence.differences:
         if difference.bad_times():

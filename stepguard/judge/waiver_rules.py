@@ -32,11 +32,8 @@ def permitted(
     whole: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-    """Return a case's metrics under its permissions, and the effect of each permission. None
-    applies to a case that was judged as a ``whole``.
-
-    Only SLOWER and CHANGED can be permitted. A metric that is permitted keeps its status and gets
-    the waiver's last day.
+    """Return a case's metrics under its permissions, and the effect of each. Only SLOWER and
+    CHANGED can be permitted: such a metric gets the last day. Nothing of a ``whole`` case is.
     """
     known = {metric.metric: metric for metric in metrics}
     outcomes = tuple(

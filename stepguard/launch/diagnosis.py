@@ -206,10 +206,7 @@ def _lost_a_peer(described: dict[str, Any]) -> bool:
 
 
 def _dead_elsewhere(scene: Scene) -> list[int]:
-    """Return the ranks of other nodes that ended first, as their agents noted: the agents' victims
-    are left out. Wait for such a note, or for an error that is not about a lost rank, ENDINGS_S at
-    most.
-    """
+    """Return the ranks of other nodes that ended first, as agents noted within ENDINGS_S."""
     until = time.monotonic() + ENDINGS_S
     there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
     while True:

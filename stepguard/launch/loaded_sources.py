@@ -66,10 +66,8 @@ def check(
     package: str,
     changed: frozenset[str] = frozenset(),
 ) -> None:
-    """Check all ranks' answers to ``prepare`` or ``sources``. ``top`` is the measured tree.
-    ``package`` is the top-level package of the workload's factory. ``changed`` are the names of the
-    modules whose files differ between the two trees of a comparison. Raises LaunchFailed with
-    OTHER_TREE if a module came from another place.
+    """Check all ranks' answers to ``prepare`` or ``sources``. ``changed`` are modules that differ
+    between two trees. Raises LaunchFailed if one came from another place.
     """
     top = top.resolve()
     for rank, answer in enumerate(ranks):
@@ -148,7 +146,6 @@ def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
 
 
 def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
-    """Return the modules that are no sources of the tree at ``top``."""
     # Not by Path: of torch's two thousand modules that would take as long as all else here.
     below = os.path.join(top, "")
     return sorted(module for module in modules.items() if not _is_source(module[1], below))
@@ -165,10 +162,8 @@ def strays(
     neutral: Iterable[Path],
     engine: Path = ENGINE,
 ) -> list[Module]:
-    """Return the modules that came from a forbidden tree, and those of another engine than
-    ``engine``.
-
-    A folder in both ``own`` and ``forbidden`` is not forbidden. All paths must be resolved.
+    """Return the modules that came from a forbidden tree that is not ``own``, and those of another
+    engine than ``engine``. All paths must be resolved.
     """
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}

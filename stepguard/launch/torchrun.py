@@ -23,9 +23,8 @@ ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
 def command(module: str, python: str = sys.executable) -> list[str]:
-    """Return the command that runs a module of the engine with an interpreter. With -P that does
-    not put the working directory first on the import path. PYTHONSAFEPATH would do the same, but a
-    workload's scripts would inherit it.
+    """Return the command that runs a module of the engine. -P keeps the working directory from
+    coming first on its import path, and is not inherited as PYTHONSAFEPATH is.
     """
     return [python, "-P", "-m", module]
 

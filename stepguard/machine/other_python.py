@@ -91,10 +91,8 @@ def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str
 
 
 def survey_other(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Python:
-    """Return the interpreter that was ``asked`` for in the folder ``start``. Launches run in
-    ``root`` with these variables.
-
-    Raises MachineError if no launch can run in it.
+    """Return the interpreter that was ``asked`` for in ``start``. Raises MachineError if no launch
+    in ``root`` can run in it.
     """
     found = shutil.which(start / asked) if os.sep in asked else shutil.which(asked)
     if found is None:

@@ -42,12 +42,9 @@ from stepguard.measure.combine_ranks import (
 
 
 class Ahead:
-    """Worker groups that are started before they are wanted: they import torch while another launch
-    is built. They are the next ones of a case, or the first ones of the next case.
-
-    They are on standby (worker/agent.py): before they are released they load no code of the tree,
-    and nothing that the tree imports. A fixture of the next case's test may still build an
-    extension, or write a module.
+    """Worker groups that import torch before they are wanted, of this case or the next one. Until
+    they are released, on standby, they load no code of the tree: a fixture may still write a
+    module.
     """
 
     def __init__(self) -> None:
@@ -116,7 +113,6 @@ class Ahead:
 
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:
-    """Return what a launch in this environment inherits."""
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return replace(inherited_now(), variables=kept)
 
@@ -319,9 +315,8 @@ class CaseWorkers:
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> Counts:
-        """Keep the counts of the counting pass's first part, and its duration. Return them.
-        ``cold_s`` is that of the launch's first step; None unless it compiled something that no
-        cache had.
+        """Keep and return the counts of the counting pass's first part. ``cold_s`` is the first
+        step's duration if no cache had all of it.
         """
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
@@ -329,11 +324,9 @@ class CaseWorkers:
         return self.counts
 
     def take_profiles(self, profiles: Sequence[Profile]) -> tuple[float, ...]:
-        """Take the ranks' profiles of a launch that was timed. Return the us a step of each kernel
-        of the case's profile; empty if this one has other kernels, or lost some.
-
-        The first of them becomes the case's profile, since that of the counting pass is of a card
-        that is not warm. It has the machine code of the kernels that were counted.
+        """Take the ranks' profiles of a timed launch. Return the us a step of each kernel of the
+        case's profile; empty if this has others. The first becomes the case's: counting has a cold
+        card.
         """
         if self.counts is None or self.counts.profile is None:
             return ()

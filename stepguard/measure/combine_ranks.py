@@ -79,11 +79,8 @@ def fingerprint_of(answer: Prepared, gpus: Sequence[Gpu]) -> Fingerprint:
 
 
 def counts_of(ranks: Answers, wall_s: float) -> Counts:
-    """Return one Counts for all ranks' answers to a part of the counting pass, which took
-    ``wall_s`` seconds.
-
-    Values and parts are those of the rank that counted most, sites those of all ranks. What is
-    unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
+    """Return one Counts for all ranks' answers to a part of the counting pass. Values and parts are
+    those of the rank that counted most, sites those of all, information rank 0's.
     """
     counted: list[Counts] = [rank.counts for rank in ranks]
     unstable: dict[str, str] = {}
@@ -167,7 +164,6 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
-    """Return the ranks' identities as one: its parts name their ranks. None if a rank has none."""
     known = [
         (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
     ]

@@ -194,7 +194,6 @@ class Driver:
         return replace(self._asked, pairs=pairs)
 
     def _start(self, trees: Sequence[int]) -> None:
-        """Let a launch of each of these trees import, build, and run its first step."""
         self._first = bool(self._state.uncounted)
         self._alive = {tree: self._launch(tree) for tree in trees}
         for launch in self._alive.values():
@@ -214,7 +213,6 @@ class Driver:
             state.uncounted = ()
 
     def _time(self, profiled: bool) -> None:
-        """Time the launches' blocks in turns. Then measure what else is wanted of them."""
         self._import_ahead()
         order, lead_s, in_pairs = self._order(), self._protocol.lead_s, self._beside is not None
         # A busy host changes no count.
@@ -233,14 +231,12 @@ class Driver:
         self._state.stage = Stage.TIMED
 
     def _measure_differences(self, launch: RunningLaunch) -> None:
-        """Measure the gated differences of two variants of the step."""
         for name in DIFFERENCES:
             if f"{name}_pct" in self._case.gates:
                 found = measure_difference(name, launch, self._case.difference_pairs)
                 self._differences.append(found)
 
     def _end(self) -> None:
-        """Find the lines of what was counted, and let the launches leave."""
         if self._first and not self._state.crowded:
             turns.locate(self._alive)
         first, *others = self._alive.values()
@@ -297,13 +293,11 @@ class Driver:
         state.uncounted = tuple(one for one in state.uncounted if one != tree)
 
     def _order(self) -> tuple[int, ...]:
-        """Return the trees whose blocks are timed, in order."""
         if self._beside is None:
             return (HEAD,) * self._protocol.blocks
         return tuple(tree for tree in order_of(self._state.number) if tree in self._alive)
 
     def _label(self) -> str:
-        """Return what the launches that are alive are called together."""
         if self._beside is None:
             return f"launch {self._state.number}"
         return FIRST if self._first else f"pair {self._state.number}"
@@ -316,7 +310,6 @@ class Driver:
         return RunningLaunch(self._sides[tree], label, self._protocol)
 
     def _import_ahead(self) -> None:
-        """Let those launches import that will likely be wanted next."""
         head = self._sides[HEAD]
         most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
         wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
@@ -335,17 +328,14 @@ class Driver:
             self._ahead.release(specs[: len(self._sides)])
 
     def _quiet(self) -> bool:
-        """Tell whether nobody imports."""
         return self._ahead.ready() and self._sides[HEAD].ahead.ready()
 
 
 def ask_ranks(
     case: Case, bench: Bench, progress: Progress, function: str, **arguments: Any
 ) -> Answers:
-    """Return what "module:function" returns in each rank (worker/rank_session.py, do_call). A
-    launch of its own calls it after its first step.
-
-    Raises LaunchFailed with the cause.
+    """Return what "module:function" returns in each rank of a launch of its own, after its first
+    step. Raises LaunchFailed with the cause.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -395,7 +385,6 @@ def _segments(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[in
 
 
 def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Block, Answers]:
-    """Run the segments of a series. Return a block that spans them, and the answers."""
     seconds = len(order) * steps * launch.warmup.step_s
     ranks = launch.ask(
         "alternate", limit_s=SEGMENTS_LIMIT_S + 3 * seconds, order=order, steps=steps

@@ -77,7 +77,6 @@ def next_action(state: SoFar) -> Next:
 
 
 def _start(state: SoFar) -> Next:
-    """Return what happens next if no launch is alive."""
     need, every = state.need, tuple(range(state.trees))
     if state.uncounted:
         crowded = Next(Do.COUNT_ALONE, state.uncounted[:1])

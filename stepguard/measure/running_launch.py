@@ -126,10 +126,8 @@ class RunningLaunch:
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = ()
     ) -> None:
-        """Run windows of steps, first those of ``windows``, until the launch is steady or at its
-        cap, and ``until`` is true.
-
-        ``until`` can keep the card busy while the next launch imports: a pause would cool it.
+        """Run windows of steps, first ``windows``, until the launch is steady or at its cap, and
+        ``until`` is true: a pause while others import would cool the card.
         """
         self.warmup, given = WarmUp(self.protocol), [*windows]
         while given or not self.warmup.done() or not until():
@@ -167,11 +165,8 @@ class RunningLaunch:
     def undisturbed(
         self, measure: Callable[[], tuple[Block, Answers]], discarded: list[Block], during: str
     ) -> tuple[Block, Answers]:
-        """Measure blocks until one is undisturbed. Return it with the ranks' answers. The others
-        join ``discarded``.
-
-        Fails with the last disturbance after more than the protocol's ``retries`` disturbed blocks,
-        or after more than CLOCKS_RETRIES blocks whose wall clock and events disagree.
+        """Measure blocks until one is undisturbed. Return it with the ranks' answers; the others
+        join ``discarded``. Fails after too many of them.
         """
         while True:
             measured, answers = measure()
@@ -194,10 +189,9 @@ class RunningLaunch:
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
-        """Run the counting pass, right after the first step. Keep its counts as those of the case.
-
-        In its second part the step runs without the compiler, which takes more memory. If that is
-        too much for a rank, the launch has ``ended``: the other ranks wait for that one.
+        """Run the counting pass, right after the first step, and keep its counts. If a rank lacks
+        memory for the step without the compiler, the launch has ``ended``: the others wait for that
+        rank.
         """
         began, case = time.monotonic(), self.workers.case
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)

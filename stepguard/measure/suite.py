@@ -101,10 +101,7 @@ def answer_alarm(
     budget_s: float,
 ) -> tuple[Answer, Comparison | None]:
     """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
-    that were kept, if there are any.
-
-    ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``asked`` is the question about the pairs.
+    that were kept. ``recorded``: the commit, and the branch that must contain it (empty: main).
     """
     chosen = commit_for_confirmation(bench.root, *recorded)
     if answer := _without_pairs(bench, evidence, chosen):
@@ -137,7 +134,6 @@ def answer_alarm(
 
 
 def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
-    """Return the answer to an alarm if pairs are not needed or not possible; else None."""
     if evidence.tree_changed:  # nobody knows what was measured
         return Answer(failed=Reason.TREE_CHANGED.phrase)
     if not chosen.commit:
@@ -252,10 +248,9 @@ class Suite:
         return self.bench.revision
 
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
-        """Measure and judge one case. ``following`` is the next case, if known; if it is given,
-        close() must be called at the end. Raises FileError if the baseline file cannot be trusted
-        (before it measures), or if the evidence cannot be kept. If the run is ended meanwhile, what
-        was measured by then is judged and kept, and Ended is raised.
+        """Measure and judge one case, and start the next one, ``following``, if known; then close()
+        must be called. Raises FileError, and Ended if the run is ended meanwhile: what is known is
+        kept.
         """
         self.bench.ahead.expect(following)
         began_ns = time.time_ns()
@@ -383,10 +378,7 @@ class Suite:
         return comparison, self._store.keep_comparison(self.bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
-        """Return the path of a case's baseline file on this machine, and its baseline.
-
-        Raises FileError if the file cannot be trusted.
-        """
+        """Return a case's baseline file and its baseline on this machine. Raises FileError."""
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
             machine = self.bench.gpus[0].name if self.bench.gpus else ""
@@ -396,7 +388,6 @@ class Suite:
         return path, content.cases.get(case.id) if content else None
 
     def _named(self, path: Path) -> str:
-        """Return a path as a verdict names it."""
         return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def _checked(self, evidence: Evidence) -> Evidence:

@@ -35,12 +35,9 @@ def both_fit(sides: Sequence[CaseWorkers]) -> bool:
 
 
 def build(alive: Alive, label: str, first: bool) -> None:
-    """Build the launches, run their first steps, and park them: at once if there is memory, else
-    one after the other.
-
-    Of the ``first`` launches one compiles at a time. So the base takes from the cache what HEAD's
-    launch compiled, and no trial of a kernel is timed beside another launch. A loop runs its first
-    steps while it is built.
+    """Build the launches, run their first steps, and park them: at once if there is memory. Of the
+    ``first`` ones one compiles at a time: the other takes that from the cache, and no trial of a
+    kernel is timed beside it.
     """
     launches = [*alive.values()]
     RunningLaunch.expect(*launches)

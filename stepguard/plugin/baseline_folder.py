@@ -50,10 +50,8 @@ class BaseBranch:
 
 
 def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
-    """Return the branch ``rev``, with its baselines copied to the folder ``into``.
-
-    Raises TreeError if git does not know the branch, FileError if a baseline file of the branch or
-    of this tree cannot be trusted.
+    """Return the branch ``rev``, with its baselines copied to ``into``. Raises TreeError if git
+    lacks it, FileError if a baseline file cannot be trusted.
     """
     main = main_branch(root, rev)
     for name, text in files_at(root, main.base, baselines).items():
@@ -93,11 +91,8 @@ def whole_folders(config: pytest.Config) -> bool:
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
 ) -> tuple[Permission, ...]:
-    """Read the whole folder and return its waivers.
-
-    ``cases`` are the collected cases, and ``whole`` says that there are no others. Raises FileError
-    if a file cannot be trusted, or, with ``whole``, if a waiver's case does not exist: its name may
-    be misspelt.
+    """Read the whole folder and return its waivers. Raises FileError if a file cannot be trusted,
+    or if a waiver's case is none of ``cases`` and these are the ``whole``: it may be misspelt.
     """
     # Also files of other machines: otherwise a mistake in this tree would show only there.
     for path in files(folder):
@@ -140,17 +135,12 @@ def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]
 
 
 def _is_of(path: Path, machine: str) -> bool:
-    """Tell whether a file is the machine's, or every machine's."""
     content = None if path.name == WAIVERS else load(path)
     return content is None or content.machine == machine
 
 
 def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Entry]:
-    """Return, by case, the baselines of this kind of machine. Cases that need more than ``gpus``
-    are left out.
-
-    Raises FileError if a file cannot be trusted.
-    """
+    """Return this machine's baselines by case, for at most as many GPUs. Raises FileError."""
     entries = recorded(folder).get(gpus[0].name if gpus else CPU_MACHINE, {})
     return {
         case_id: entry
@@ -174,9 +164,8 @@ def waiver_lines(
 
 
 def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
-    """Return a line for each baseline entry whose case is not among ``cases``, which are all cases
-    of the tree. The line names a new case with a similar name, if there is one: the case may have
-    been renamed.
+    """Return a line for each baseline entry whose case is not among all ``cases``, with a new case
+    of a similar name.
     """
     lines = []
     new = [result.case.id for result in results if result.verdict.status is Status.NO_BASELINE]
@@ -196,9 +185,8 @@ Kept = TypeVar("Kept")
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """Return how the folder of baselines ``new`` differs from ``old``: a line for each waiver, then
-    one for each case, sorted by file and case. Raises FileError if a file of either folder cannot
-    be trusted.
+    """Return how the folder ``new`` differs from ``old``: a line for each waiver, then one for each
+    case. Raises FileError.
     """
     lines: list[str] = []
     for name in _names(old, new):
@@ -229,7 +217,6 @@ def _lines(
     both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
     say: Callable[[Kept | None, Kept | None], str],
 ) -> Iterator[str]:
-    """Yield a line for each entry that differs."""
     old, new = both
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
@@ -257,13 +244,11 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
 
 
 def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
-    """Return what each of the two has that the other lacks."""
     first, second = (", ".join(sorted(metrics)) or NONE for metrics in (old - new, new - old))
     return first, second
 
 
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
-    """Return the judged figures that differ as name, old and new; the first FIGURES of them."""
     was, now = (entry.newest.values() for entry in (old, new))
     names = [name for name in GATEABLE if was.get(name) != now.get(name)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
@@ -272,7 +257,6 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
 
 
 def _level(entry: Entry | None) -> str:
-    """Return the first two figures of a baseline; NONE without one."""
     if entry is None:
         return NONE
     values = entry.newest.values()

@@ -128,7 +128,6 @@ def measuring(
 
 
 def _measured(node: pytest.Item, session: PerfSession, case: Case, before: Result | None) -> Result:
-    """Return the result of the test's case. Fails the test if the case cannot be measured."""
     own = case_of(node)
     if own is not None and own.id != case.id:
         raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")

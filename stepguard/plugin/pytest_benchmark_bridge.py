@@ -46,7 +46,6 @@ class ReplayTimer:
         self._calls = 0
 
     def __call__(self) -> float:
-        """Return 0 before a round, its sample after it."""
         index, after = divmod(self._calls, 2)
         self._calls += 1
         return self._samples_s[index] if after else 0.0
@@ -56,10 +55,7 @@ class WithBenchmark:
     """Used if pytest-benchmark is active."""
 
     def prepare(self, item: pytest.Item) -> None:
-        """Give the item's benchmark the replay timer.
-
-        The mark that does so comes first, since pytest-benchmark reads only the closest mark.
-        """
+        """Give the item's benchmark the replay timer, by a mark before all others."""
         closest = item.get_closest_marker("benchmark")
         # Our mark hides the user's, so it takes over the user's values.
         options: dict[str, Any] = dict(closest.kwargs) if closest else {}

@@ -75,10 +75,7 @@ class Selection:
         self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
         """Return what became of every case that is collected, or ``recorded`` for this machine.
-        ``unsuited`` returns why the machine is not for a case; empty if it is.
-
-        The recorded cases and the new ones that suit this machine are guarded, unless they are
-        extended.
+        Recorded cases and new ones that are not ``unsuited`` are guarded, unless extended.
         """
         core = {name for name, entry in recorded.items() if not entry.extended}
         whole = self._whole(self._typed())
@@ -166,7 +163,6 @@ class Selection:
         return f"deselected by {' or '.join(said) or 'a plugin'}"
 
     def _origin(self, value: str) -> str:
-        """Return where an option comes from, unless it is the command line."""
         if value in os.environ.get("PYTEST_ADDOPTS", ""):
             return " of PYTEST_ADDOPTS"
         return " of addopts" if value in self._config.getini("addopts") else ""

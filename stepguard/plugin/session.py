@@ -80,10 +80,8 @@ from stepguard.storage.kept_runs import Store
 
 
 class Recorder:
-    """Recordings of one run. ``option`` has the values of pytest's options.
-
-    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` are the
-    same sentences, and lines on what was recorded.
+    """Recordings of one run, by pytest's options. ``refused`` are what could not be recorded, which
+    fails the run; ``notices`` also say what was.
     """
 
     def __init__(self, option: Any, commands: Commands) -> None:
@@ -112,7 +110,6 @@ class Recorder:
         return replace(result, verdict=structs.replace(result.verdict, recorded=True))
 
     def _accept(self, result: Result) -> bool:
-        """Record a result. Return whether it was recorded."""
         try:
             done = accept(result.baseline_path, result.evidence, "", verdict=result.verdict)
         except FileError as error:
@@ -303,9 +300,8 @@ class PerfSession:
             require_torch()
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
-        """Measure and judge a test's case. Record it if that was asked for.
-
-        Raises TreeError if the other revision's tree is not available, and what Suite.run raises.
+        """Measure and judge a test's case, and record it if that is asked. Raises as Suite.run
+        does.
         """
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
@@ -386,9 +382,8 @@ class PerfSession:
         self._stack.close()
 
     def finish(self, exitstatus: int) -> bool:
-        """Record the results that waited, and write the documents. Return whether the run may pass.
-        It may not if it has a problem, for example if it selected cases and measured none, or if a
-        recording or a document could not be written.
+        """Record the results that waited, and write the documents. Return whether the run may pass:
+        it has no problem.
         """
         # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
@@ -429,7 +424,6 @@ class PerfSession:
         return not (own or found or unwritten)
 
     def _settle(self, suite: Suite) -> None:
-        """Note what all results together say."""
         said: dict[str, list[str]] = {}
         for result in suite.results:
             for text in verdict_text.remarks(result.evidence):
@@ -480,9 +474,8 @@ class PerfSession:
         )
 
     def summary(self, lists_skips: bool) -> ShownRun | None:
-        """Return the run for its summary. None if it measured nothing and had nothing to measure,
-        or if a usage error says more. ``lists_skips`` tells whether pytest lists skipped tests, as
-        with -ra.
+        """Return the run for its summary; None if there was nothing to measure, or a usage error
+        says more. ``lists_skips``: pytest lists skipped tests.
         """
         results = self._results()
         known = self.selection.asked or results

@@ -56,7 +56,6 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 
 
 def _environment(comparison: Comparison | None) -> str | None:
-    """Return the variables that steer both sides of a comparison; None without one."""
     if comparison is None or comparison.base.fingerprint is None:
         return None
     return comparison.base.software_key().get("environment", "")

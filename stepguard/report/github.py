@@ -170,7 +170,6 @@ def _split(bodies: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _has_place(item: Annotation) -> bool:
-    """Tell whether an annotation is at a line of a file of the repository."""
     path = PurePosixPath(item.file)
     inside = bool(item.file) and not path.is_absolute() and ".." not in path.parts
     return inside and item.line > 0

@@ -34,14 +34,8 @@ def page(
     limit_bytes: int = SUMMARY_BYTES,
     for_comment: bool = False,
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8.
-
-    The page has, in this order: the verdict, baselines that the tree changes, the problems of the
-    run, the table, a folded part for each case that has notices or is not
-    `same`, cases that were not measured, notices, and what was measured where.
-
-    A comment says who wrote the document, and folds the table. It has no next steps,
-    since its readers do not have the evidence.
+    """Return the page, with at most ``limit_bytes`` of UTF-8. A comment folds the table, and has no
+    next steps, since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
     parts = [_verdict(document)]
@@ -125,7 +119,6 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
 
 
 def _details(page: Page, reference: str) -> str:
-    """Return, folded, what pytest prints below a headline."""
     headline, *lines = block(page, reference).split("\n")
     body = "\n".join(lines)
     # This fence is longer than any in the text: a docstring in a traceback may contain one.

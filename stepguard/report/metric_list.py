@@ -58,9 +58,8 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return the metrics of UNWANTED that are now recorded as normal, and
-    whether ranks exchange nothing.
+    """Return "old -> new" of each metric whose level changed, at most MOVES. If nothing was
+    compared, return what of UNWANTED is now normal, and whether ranks exchange nothing.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
@@ -72,7 +71,6 @@ def moves(done: Accepted) -> list[str]:
 
 
 def _parts_of(metric: MetricVerdict) -> str:
-    """Return what moved in a metric whose sum did not: numbers, or parts."""
     if metric.metric == NUMBERS:
         return f": {note(metric)}"
     return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""

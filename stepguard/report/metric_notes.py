@@ -124,7 +124,6 @@ def _over(measured: PairsFinding) -> str:
 
 
 def _confirmation(how: Confirmed) -> str:
-    """Return what pairs beside the recording's commit said of an alarm."""
     outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
@@ -139,7 +138,6 @@ def _confirmation(how: Confirmed) -> str:
 
 
 def _unconfirmed(how: Confirmed) -> str:
-    """Return why an alarm is not confirmed: why there were no pairs, or what they did not show."""
     if how.why:
         return how.why.text
     return "the pairs do not decide" if how.outcome is Confirmation.UNDECIDED else ""

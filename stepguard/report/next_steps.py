@@ -81,10 +81,7 @@ class Commands:
 def next_steps(
     verdict: Verdict, evidence_path: str, commands: Commands, commit: str = ""
 ) -> list[str]:
-    """Return what to do, the likeliest first: accept it, waive it, or look closer.
-
-    ``commit`` is what comes before the command that accepts the evidence; see commit_first().
-    """
+    """Return what to do, the likeliest first. ``commit`` comes before the command that accepts."""
     # A comparison with a revision has no baseline into which evidence could be accepted.
     if verdict.whole and verdict.reason is Reason.UNDECIDED:
         steps = [ENDED]
@@ -116,7 +113,6 @@ def commit_first(evidence: Evidence) -> str:
 
 
 def _lacks(verdict: Verdict) -> bool:
-    """Tell whether another revision could not run the case."""
     why = verdict.worst and verdict.worst.confirmed and verdict.worst.confirmed.why
     unconfirmed = isinstance(why, NoComparison) and why.reason is Reason.BASE_LACKS
     return verdict.reason is Reason.BASE_LACKS or unconfirmed
@@ -202,7 +198,6 @@ def _what_makes_launches_alike(*figures: object) -> list[str]:
 
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
-    """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
     if pairs is None or pairs.decision.pairs < MOST_PAIRS:
         few = pairs is not None and pairs.decision.pairs < MIN_PAIRS

@@ -77,10 +77,8 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show the case's stage. A text that differs from the last one begins the next stage.
-
-        On a terminal the line shows how long a stage has lasted. A log has each stage once, and a
-        stage that goes on each LOG_S.
+        """Show the case's stage: on a terminal how long it has lasted; in a log each stage once,
+        and one that goes on each LOG_S.
         """
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
@@ -119,7 +117,6 @@ class ProgressLine:
         return f"\r{line[: max(0, width)]}{CLEAR}"
 
     def _tails(self, took_s: float) -> list[str]:
-        """Return texts about the time, the shortest last."""
         took = f"  {clock(took_s)}"
         if most := self._most(took_s):
             return [f"{took}, {most}", took]
@@ -176,11 +173,8 @@ class ProgressLine:
 def expected_s(
     case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
 ) -> float | None:
-    """Return how many seconds a case will take; None if nothing is known. ``last_s`` are the times
-    of the last run, by case id, and ``took_s`` those of this run's cases that are over.
-
-    It is the case's last time, scaled by how this run's cases compare with their own last times.
-    Without a last time it is the mean of this run's cases.
+    """Return how many seconds a case will take: its last time, scaled by how this run's cases took
+    beside their last ones; without one their mean; None if nothing is known.
     """
     if case_id in last_s:
         both = took_s.keys() & last_s.keys()

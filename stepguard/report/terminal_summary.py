@@ -92,14 +92,12 @@ def narrowed(headline: str, case_id: str, width: int) -> str:
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
-    """Yield a line for each problem, with the cases that have it."""
     for text, alike in grouped(problems, lambda problem: problem.text).items():
         shown = listed([problem.case for problem in alike], 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 
 def _beside(result: Result) -> Iterator[str]:
-    """Yield what a reader should see beside the table."""
     case_id, verdict = result.case.id, result.verdict
     # Allowed syncs are shown in every run, with their reasons.
     for name, sites in result.evidence.counted.sites.items():

@@ -230,10 +230,8 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 
 def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
-    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" with its
-    ranks, and the line, if known. Names come last, since they may be long. If the line is unknown,
-    it is that of operators that the step calls more often. Times are of a step, over all launches,
-    as a mean over ranks.
+    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" and the
+    line; if that is unknown, that of operators that the step calls more often.
     """
     site = site_of(cause, verdict)
     where = _where(cause), on_ranks(_ranks(site, verdict))

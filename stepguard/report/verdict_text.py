@@ -70,7 +70,6 @@ def headline(verdict: Verdict) -> str:
 
 
 def _first_line(verdict: Verdict) -> tuple[str, Site | None]:
-    """Return the headline, and the line of code that it is about, if known."""
     cause, place = _cause(verdict)
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
@@ -158,9 +157,8 @@ def _percent(metric: MetricVerdict, digits: int = 1) -> str:
 
 
 def change(metric: MetricVerdict, digits: int = 2) -> str:
-    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
-
-    ``digits`` are those of the percentages. A move that is too small for them is given in units.
+    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)", with so many
+    ``digits``.
     """
     name, unit = metric.metric, METRICS[metric.metric].unit
     if metric.old is None or metric.new is None:

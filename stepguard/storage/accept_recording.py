@@ -111,7 +111,6 @@ def accept(
 
 
 def _is_same_by_one_launch(path: Path, evidence: Evidence) -> bool:
-    """Tell whether evidence is `same` and could be a recording if it had more launches."""
     few = too_few_launches(evidence)
     if not few or unfit_to_record(evidence) != few:
         return False
@@ -144,7 +143,6 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
-    """Return a file's content, or that of a new one. Raises FileError."""
     content = load_for(path, machine)
     if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
         raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
@@ -204,16 +202,14 @@ def _place(
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
-    """Tell whether the run only adds metrics: no other metric moved, and no recording of the epoch
-    has the new ones. All recordings are checked, since the newest may lack a metric that an older
-    one has at another value.
+    """Tell whether no other metric moved, and no recording of the epoch has the new ones: the
+    newest may lack what an older one has.
     """
     new = {m.status for m in verdict.moved} == {Status.NO_BASELINE}
     return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
 
 
 def _recorded(epoch: Epoch) -> set[str]:
-    """Return the metrics that a recording of the epoch has."""
     return {name for recording in epoch.recordings for name in recording.values()}
 
 
@@ -231,10 +227,7 @@ def _moved(verdict: Verdict) -> str:
 
 
 def _kept(older: list[Recording]) -> list[Recording]:
-    """Return the recordings that stay when one is appended, oldest first.
-
-    The first one of each software stays, since alarms are answered beside its commit.
-    """
+    """Return the recordings that stay, oldest first, with the first of each software."""
     software = [recording.software for recording in older]
     first = {software.index(name) for name in software}
     others = [number for number in range(len(older)) if number not in first]

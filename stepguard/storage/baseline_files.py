@@ -28,10 +28,7 @@ _KINDS |= {"differences_pct": "difference"}
 
 
 def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
-    """Return the name of the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
-
-    ``world_size`` is the number of ranks on all ``nodes`` together.
-    """
+    """Return a machine's file name: "h100-80gb-hbm3x1.json", "cpu.json", by the ranks of a node."""
     over = f"-{nodes}-nodes" if nodes > 1 else ""
     if not is_gpu(device):
         return f"cpu{over}.json"
@@ -75,10 +72,7 @@ def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
 
 
 def load(path: Path) -> BaselineFile | None:
-    """Return the file's content; None if there is no file.
-
-    Raises FileError if it is not exactly a baseline file.
-    """
+    """Return the file's content, or None. Raises FileError if it is no baseline file."""
     return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
 
 
@@ -99,7 +93,6 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
 
 
 def _problems(content: BaselineFile) -> Iterator[str]:
-    """Yield what is wrong with a file whose fields all have their types."""
     for case_id, entry in content.cases.items():
         yield from (f"{case_id}: {problem}" for problem in _problems_of_entry(entry))
 

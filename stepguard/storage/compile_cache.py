@@ -87,7 +87,6 @@ def _remove_unfinished(cache: Path, marks: Iterable[Path]) -> None:
 
 
 def _parts(cache: Path) -> list[Path]:
-    """Return the folders that compilers wrote."""
     own = (_MARKS, _ASIDE)
     return [path for path in cache.iterdir() if path.is_dir() and path.name not in own]
 

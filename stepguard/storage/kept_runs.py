@@ -52,10 +52,7 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS.
-
-        Raises FileError if the folder cannot be made.
-        """
+        """Make a folder for a new run, and remove the oldest beyond KEPT_RUNS. Raises FileError."""
         # Names sort by time; the process id separates two runs that begin together.
         fresh = self.runs / f"{self._stamp()}-{os.getpid()}"
         try:
@@ -82,21 +79,16 @@ class Store:
         return now.strftime(STAMP)
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
-        """Write a case's evidence into its run, whole or not at all.
-
-        Raises FileError, with the measured values, if it cannot be written.
-        """
+        """Write a case's evidence into its run. Raises FileError, with the measured values."""
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
     def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write a comparison of two trees into the folder of the case's evidence, as keep() does.
-
-        It cannot be accepted: the launches of pairs differ from those of a usual run.
+        """Write a comparison beside the case's evidence. It cannot be accepted: its launches
+        differ.
         """
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
     def _runs(self) -> list[Path]:
-        """Return the folders of all runs, oldest first."""
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
@@ -115,10 +107,7 @@ class Store:
         return newest
 
     def last_run(self) -> list[Path]:
-        """Return the evidence files of the newest run that left evidence or comparisons; empty if
-        it left only comparisons. A run that was interrupted early, or that records a trace, left
-        neither.
-        """
+        """Return the evidence files of the newest run that left evidence or comparisons."""
         return evidence_files(self.last_folder())
 
     def is_newest(self, path: Path) -> bool:
@@ -156,7 +145,6 @@ class Store:
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
-    """Return how long a case took, in seconds; None if the run does not show it."""
     try:
         if pairs:
             both = read_comparison(folder / COMPARISON)
@@ -196,7 +184,6 @@ def _is_comparison(path: Path) -> bool:
 
 
 def _pairs_alone(folder: Path) -> Iterator[Comparison]:
-    """Yield the comparisons below a folder that have no evidence beside them and can be read."""
     for path in kept_files(folder)[1]:
         with contextlib.suppress(FileError):
             yield read_comparison(path)
@@ -213,19 +200,14 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def pairs_beside(evidence: Path) -> Comparison | None:
-    """Return the pairs that were kept beside a case's evidence; None if there are none.
-
-    Raises FileError if the file cannot be read.
-    """
+    """Return the pairs that were kept beside a case's evidence, or None. Raises FileError."""
     beside = evidence.with_name(COMPARISON)
     return read_comparison(beside) if beside.is_file() else None
 
 
 def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
-    """Return the newest evidence of a case below a folder, and the pairs beside it. If another
-    revision judged, there are only pairs.
-
-    Raises FileError if there is neither, or a file cannot be read.
+    """Return a case's newest evidence below a folder, and the pairs beside it, or pairs alone.
+    Raises FileError if there is neither.
     """
     seen = set[str]()
     # Names of runs sort by time.

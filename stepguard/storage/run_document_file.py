@@ -56,9 +56,8 @@ def put(path: Path, text: str) -> str:
 
 
 def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
-    """Return why a document may not replace the file at a path; empty if it may. It may replace an
-    empty file and an earlier document. It may not replace a device such as /dev/null, a link, or
-    any other file.
+    """Return why a document may not replace a file; empty if that is empty or an earlier document,
+    and no link or device.
     """
     if not os.path.lexists(path):
         return ""
@@ -131,10 +130,7 @@ def unwritable(path: Path, kind: FileKind = DOCUMENT) -> str:
 
 
 def load_document(path: Path) -> RunDocument:
-    """Return the document of a run.
-
-    Raises FileError if there is none, or if it is not exactly such a document.
-    """
+    """Return the document of a run. Raises FileError if it is not exactly such a document."""
     measure = as_typed("pytest perf_tests --perf-json=PATH")
     remedy = f"make it anew: {measure}"
     command = "pytest perf_tests --perf-json=PATH"
@@ -145,7 +141,6 @@ def load_document(path: Path) -> RunDocument:
 
 
 def _problems(document: RunDocument) -> Iterator[str]:
-    """Yield what is wrong with a document whose fields all have their types."""
     yield from (
         f"{case_id!r} has two results" for case_id in _twice(r.case for r in document.results)
     )

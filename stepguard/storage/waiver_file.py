@@ -49,10 +49,8 @@ def today() -> date:
 
 
 def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
-    """Return the waivers of a folder of baselines; empty if there is no file.
-
-    Raises FileError, which names the place, if the file is not exactly a waiver file, or if a
-    waiver lasts too long, has no limit, or is there twice. Cases are not looked up: see unknown().
+    """Return the waivers of a folder of baselines; empty if there is no file. Raises FileError for
+    a wrong one, except for its case: see unknown().
     """
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
@@ -99,10 +97,8 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
-    ``metric`` is empty. The file stays, even without waivers.
-
-    Raises FileError if there is no such waiver, or if load_waivers() refuses the file.
+    """Remove the case's waiver of a metric, or all of them if ``metric`` is empty. Raises FileError
+    if there is none.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
     kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
@@ -115,11 +111,8 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 
 @one_at_a_time
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
-    """Write the waiver into the folder's file. It replaces an older one of the same metric.
-
-    Raises BadWaiver if the waiver breaks a rule, or is of a case that is neither in a baseline nor
-    in ``known``. Raises FileError if load_waivers() refuses the file. After an error the file is
-    unchanged.
+    """Write the waiver into the folder's file, in place of one of the same metric. Raises BadWaiver
+    if it breaks a rule or has no such case, FileError if load_waivers() does.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)

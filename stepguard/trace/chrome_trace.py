@@ -297,10 +297,8 @@ class Decoded:
 
 
 def decode_all(text: bytes) -> Decoded:
-    """Return the events of a trace that this process made, as far as columns or counts use them.
-
-    Raises CutOffError if the text ends too early; TraceError if it is no trace, or if an event has
-    no begin or no length.
+    """Return the events of a trace that this process made. Raises CutOffError if it ends too early,
+    TraceError if it is none.
     """
     file = _decoded(text)
     events = [event for event in file.traceEvents if event.ph == "X" or _begins_arrow(event)]
@@ -330,9 +328,8 @@ def _begins_arrow(event: Event) -> bool:
 
 
 def in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
-    """Return the columns of a file's events, which come in parts. ``head`` has its other fields
-    once the last part was read. Raises TraceError if an event has no begin or a negative length, or
-    if nothing in the file is of torch.profiler.
+    """Return the columns of a file's events, which come in parts; ``head`` has its other fields
+    after the last. Raises TraceError.
     """
     columns = _Columns()
     try:

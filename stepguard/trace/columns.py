@@ -36,8 +36,6 @@ class Numbers(dict[Any, int]):
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns of one length."""
-
     def where(self, rows: Bools) -> Self:
         """Return only these rows."""
         return type(self)(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))

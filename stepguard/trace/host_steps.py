@@ -69,10 +69,8 @@ class StepCalls:
 
 
 def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
-    """Return the calls in each of ``steps`` user annotations named ``mark``, sorted by time.
-
-    Raises RuntimeError if a marked step is missing, or an event lacks a field: a count from an
-    incomplete trace would be wrong, not approximate.
+    """Return the calls in each of ``steps`` marked steps, by time. Raises RuntimeError if one is
+    missing: a count from an incomplete trace would be wrong.
     """
     with sound_events():
         sizes = _gloo_sizes(events)
@@ -185,10 +183,8 @@ def _holds(outer: Event, inner: Event) -> bool:
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> list[tuple[str, int | None]]:
-    """Return each collective's name and its payload in bytes; None if that is unknown.
-
-    NCCL notes elements and type at each call. gloo notes the elements there, and the type in its
-    own threads (``sizes``).
+    """Return each collective's name and payload in bytes, None if unknown. gloo notes the type in
+    its own threads (``sizes``).
     """
     messages: list[tuple[str, int | None]] = []
     noted = [e for e in operators if e.name == "record_param_comms"]
@@ -226,9 +222,8 @@ def _described(name: str, size: int | None) -> str:
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
-    """Return the bytes of an element, by collective and number of elements, from gloo's threads.
-
-    Messages of one length with several types are left out, since they cannot be told apart.
+    """Return the bytes of an element, by gloo's collective and number of elements; none of several
+    types.
     """
     noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
@@ -246,10 +241,8 @@ def _bare(collective: str) -> str:
 
 
 def _elements(event: Event) -> int:
-    """Return the elements of all input tensors, from the shapes in the trace; 0 without any.
-
-    A list of tensors has a list of shapes. A scalar tensor has the shape [], and so has an input
-    that is no tensor; only its type shows the difference.
+    """Return the elements of all input tensors, by the trace's shapes. An input that is no tensor
+    also has the shape [], but no type of one.
     """
     types = [str(name).lower() for name in decoded(bytes(event.args.types)) or []]
     total = 0

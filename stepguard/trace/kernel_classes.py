@@ -117,10 +117,7 @@ _OPERATOR = re.compile(
 
 
 def operator_in(place: str, operator: str) -> str:
-    """Return the name of an ``operator``, without its pass, if the kernel with this ``place`` runs
-    it; else "". The place is an operator, or a kernel of the compiler, which is named after its
-    operators.
-    """
+    """Return an ``operator`` without its pass, if the kernel at this ``place`` runs it; else ""."""
     launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(operator)
     if not called:
         return ""

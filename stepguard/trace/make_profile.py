@@ -145,8 +145,7 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
 
 def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Ints:
     """Return the sync of each gap. After a sync the host may be late several times until it is
-    ahead of the GPU: those gaps have the same sync. A host that does not get ahead soon is late for
-    another reason.
+    ahead; later it is late for another reason.
     """
     waits = np.flatnonzero(cause == _SYNC)
     ahead = np.flatnonzero(queue_depth(windows) >= AHEAD)
@@ -381,7 +380,6 @@ def own_line(frames: Sequence[str]) -> str:
 
 
 def _place(analysis: Analysis, call: int) -> str:
-    """Return where a CUDA call is made: the function, or else the ranges and operators around."""
     around = [name for kind, name in _around(analysis, call) if kind in (OPERATOR, ANNOTATION)]
     return _source(analysis, call) or " > ".join(around[-3:])
 

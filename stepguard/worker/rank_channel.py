@@ -27,7 +27,6 @@ Meeting = tuple[dist.Store, int, int]  # the store, this rank, the number of ran
 
 @functools.cache
 def _store() -> dist.Store:
-    """Return the store in which this launch's ranks find each other."""
     if path := os.environ.get("STEPGUARD_STORE"):  # of a launch on one node; see launch/torchrun.py
         return dist.FileStore(path, int(os.environ["WORLD_SIZE"]))
     store, _, _ = next(rendezvous("env://"))
@@ -68,9 +67,8 @@ _IDLE_LIMIT = timedelta(hours=6)  # longer than the real limits, which the host 
 
 
 class Channel:
-    """Commands in, and one reply out for all ranks together.
-
-    It has its own group, beside torch's default group, which a script makes itself.
+    """Commands in, and one reply out for all ranks, in a group of its own beside torch's default
+    one.
     """
 
     def __init__(self) -> None:
@@ -96,7 +94,6 @@ class Channel:
         return message
 
     def _from_first(self, data: bytes) -> bytes:
-        """Return rank 0's ``data``."""
         how = dist.BroadcastOptions()
         how.rootRank = 0
         length = torch.tensor([len(data)])
@@ -125,7 +122,6 @@ class Channel:
         return any(self._numbers(int(value))) if self._group is not None else value
 
     def _numbers(self, value: int) -> list[int]:
-        """Return, on all ranks, each rank's number."""
         numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         self._group.allgather([numbers], [torch.tensor([value])]).wait()
         return [int(number) for number in numbers]
@@ -146,5 +142,4 @@ class Channel:
 
 
 def _bytes(data: bytes, length: int) -> torch.Tensor:
-    """Return a tensor of ``length`` bytes that begins with the data."""
     return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)

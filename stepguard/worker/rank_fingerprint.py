@@ -99,7 +99,6 @@ def modules(package: str) -> Sources:
 
 
 def _loaded() -> Iterator[tuple[str, str]]:
-    """Yield the name and the resolved path of every module in a file or in an archive."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and (path := _real_file(file)):
@@ -136,7 +135,6 @@ def _mode(path: str) -> int:
 
 
 def _packages() -> tuple[str, ...]:
-    """Return the folders that packages are installed in."""
     others = (*site.getsitepackages(), site.getusersitepackages())
     return (*_folders("purelib", "platlib"), *(f"{Path(folder).resolve()}/" for folder in others))
 

@@ -64,10 +64,7 @@ def read_position(path: Path) -> str:
 
 
 class Phases:
-    """Passes a workload's phases on, and remembers the last ones.
-
-    Phases are only entered, never left, so a micro-step's number stays until the next one.
-    """
+    """Passes a workload's phases on, which are only entered: a micro-step stays until the next."""
 
     def __init__(self, note: OnPhase = lambda name: None) -> None:
         self._note = note
@@ -75,7 +72,6 @@ class Phases:
         self.begin_step()
 
     def __call__(self, name: str) -> None:
-        """Enter the phase called ``name``, on the host."""
         self._note(name)
         if name.startswith(MICRO_STEP):
             self.micro_step = name

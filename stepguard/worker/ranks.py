@@ -45,9 +45,8 @@ _SAYS = "\n[stepguard: {} bytes of output are left out here, more than {} were p
 
 
 def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
-    """Run a node's ``ranks`` until all have ended or one has failed. Return the exit status.
-
-    Agents of other nodes join that of node 0 at ``address`` and ``port``.
+    """Run a node's ``ranks``, which join node 0 at ``address`` and ``port``, until all have ended
+    or one has failed. Return the exit status.
     """
     kind = StaticTCPRendezvous if nodes > 1 else OneNode
     token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # the same on all nodes
@@ -135,7 +134,6 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
 
 
 def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
-    """Return what torchrun puts into a rank's environment."""
     handler = group.spec.rdzv_handler
     return {
         "RANK": str(worker.global_rank),
@@ -158,7 +156,6 @@ def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
 
 
 def _streams(folder: Path, rank: int) -> list[Path]:
-    """Return the files of what a rank prints."""
     return [folder / f"{name}-{rank}.log" for name in ("stdout", "stderr")]
 
 

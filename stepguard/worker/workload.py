@@ -32,10 +32,8 @@ class BadWorkload(Exception):
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
-    """Call ``package.module:function`` with the case's parameters and the rank's device.
-
-    Raises BadWorkload, in one line, if the name, the parameters or the result are wrong. A
-    ValueError of the factory itself (an impossible value) passes through.
+    """Call ``package.module:function`` with parameters and device. Raises BadWorkload for a wrong
+    name, parameter or result; a ValueError of the factory passes through.
     """
     with _saying_where():
         function = find_function(factory)
@@ -115,8 +113,6 @@ def where_else(name: str, root: Path = Path()) -> str:
 
 
 class _FromSource(SourceFileLoader):
-    """Loads a module without bytecode."""
-
     def path_stats(self, path: Any) -> Any:
         """Say that a source is unknown: then no bytecode is read or written."""
         raise OSError

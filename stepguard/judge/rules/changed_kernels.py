@@ -161,8 +161,6 @@ def _matched(comparison: Comparison) -> Matched:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of all pairs: which differ, which show the pace, and what each took."""
-
     changed: Mask
     steady: Mask
     times: Times
@@ -226,8 +224,7 @@ def bounds_of(
     margins: Margins = KERNEL_MARGINS,
 ) -> Bounds:
     """Return the bounds on how much longer a step takes, as a log-ratio: from POWER_SHARE of what
-    its kernels take longer, to all of it. ``log_ratios`` has what they take longer in each pair, as
-    a log-ratio of the step. ``known`` is how that scatters.
+    its kernels take longer (``log_ratios``, which scatter as ``known``) to all of it.
     """
     found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
     low = min(found.low, POWER_SHARE * found.low)

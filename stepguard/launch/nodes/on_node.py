@@ -138,7 +138,6 @@ def _sample(sampler: Sampler, samples: BinaryIO) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End, running every ``finally``."""
     sys.exit(128 + number)
 
 

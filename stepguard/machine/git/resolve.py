@@ -50,10 +50,7 @@ class Chosen:
 
 
 def resolve(root: Path, rev: str) -> Named:
-    """Return the commit that ``rev`` names: a branch, a remote's branch, a tag, a hash, ``HEAD~2``.
-
-    Raises TreeError if there is no git, no repository, no such revision, or more than one.
-    """
+    """Return the one commit that ``rev`` names, "main" or "HEAD~2". Raises TreeError."""
     top, below = _repository(root)
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
@@ -81,10 +78,7 @@ class Main:
 
 
 def main_branch(root: Path, rev: str = "") -> Main:
-    """Return the branch that HEAD will be merged into: ``rev``, or else the main branch.
-
-    Raises TreeError if none is known, or if HEAD shares no commit with it.
-    """
+    """Return the branch that HEAD will go into: ``rev``, or the main one. Raises TreeError."""
     if rev:
         named = resolve(root, rev)
         name, tip = named.shown, named.commit

@@ -105,10 +105,8 @@ class Checkout:
 
 
 def current(root: Path, baselines: Path | None) -> Revision:
-    """Return the revision of ``root``; an empty one if there is no repository or no git.
-
-    Baseline files in ``baselines`` may differ from the commit; if it is None, no file may. An
-    untracked document of a run is not part of the tree, wherever it lies.
+    """Return the revision of ``root``; an empty one without a repository or git. Files of
+    ``baselines`` may differ; None: no file may.
     """
     return checkout(root).revision(baselines)
 
@@ -167,7 +165,6 @@ def _holder_of_git(folder: Path) -> Path | None:
 
 
 def _listed(top: Path) -> list[tuple[str, str]]:
-    """Return the files in git's index, each with the letter of how git looks at it."""
     lines = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     return [(line[:1], line[2:]) for line in lines if line]
 

@@ -58,10 +58,8 @@ class Tree:
 
 @contextlib.contextmanager
 def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
-    """Check out the tree of ``rev`` beside ``root``. It is removed at the end, whatever happens.
-
-    ``notice`` gets a sentence for each tree of a killed run that was removed, and for all that
-    could not be removed. Raises TreeError if the tree cannot be checked out, or is incomplete.
+    """Check out the tree of ``rev`` beside ``root`` for the block. ``notice`` gets a sentence for
+    each tree that a killed run left, or that cannot be removed. Raises TreeError.
     """
     named = resolve(root, rev)
     folder = root.resolve() / FOLDER / "trees"
@@ -145,7 +143,6 @@ def _not_made(path: Path, error: OSError) -> str:
 
 
 def _locked(file: TextIO) -> bool:
-    """Lock the file. Return False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -168,7 +165,6 @@ def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
 
 
 def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
-    """Remove trees that no process has locked."""
     for path in sorted(folder.glob("*.lock")):
         try:
             with path.open() as lock:
@@ -204,10 +200,8 @@ def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice)
 
 
 def _remove(root: Path, path: Path) -> str:
-    """Remove a tree and its entry in the repository. Return a sentence if that fails.
-
-    ``git worktree prune`` is not used: it would also forget other worktrees whose disk is not
-    mounted. --force is given twice, since git leaves an entry locked if it dies.
+    """Remove a tree and its entry; return a sentence if that fails. Prune would forget worktrees
+    whose disk is not mounted. A second --force also removes what is locked.
     """
     try:
         for parent, folders, _ in os.walk(path):

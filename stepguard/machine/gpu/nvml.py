@@ -75,8 +75,6 @@ def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | Non
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU during a block."""
-
     samples: Sequence[Sample]
     seconds: float
     strangers: frozenset[str]  # unexpected processes, in words
@@ -178,9 +176,8 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order; empty without a driver.
-
-    Raises MachineError if a driver is there but does not answer: that is no CPU machine.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows. Raises MachineError if a driver does not
+    answer.
     """
     return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -243,10 +240,8 @@ class Sampler:
         self._next = 0.0
 
     def preflight(self) -> str:
-        """Return why a GPU is not fit to measure on, with the remedy; empty if all are.
-
-        A process that has ended may be listed for seconds, so a failed check is repeated. Raises
-        MachineError if the machine cannot be asked.
+        """Return why a GPU is not fit to measure on, with the remedy; empty if all are. It is
+        repeated, since an ended process may be listed for seconds. Raises MachineError.
         """
         until = time.monotonic() + GONE_LIMIT_S
         while (problem := self._problem()) and time.monotonic() < until:
@@ -275,9 +270,8 @@ class Sampler:
 
 
 class Monitor:
-    """Watches the GPUs of a case while its blocks run. ``gpus`` are listed by rank, over all nodes.
-    This host is the first node and has ``per_node`` of them. Ranks of other nodes send their
-    samples.
+    """Watches a case's ``gpus``, by rank over all nodes, while its blocks run. This host has the
+    first ``per_node``; other ranks send their samples.
     """
 
     def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:

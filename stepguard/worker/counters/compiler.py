@@ -76,10 +76,8 @@ def unique_graphs() -> int:
 
 
 def generated_kernels() -> int:
-    """Return how many kernels were generated for this process's graphs so far.
-
-    The number is the same with a cold and a warm cache on disk: torch stores it with each cached
-    graph and adds it when the graph is loaded.
+    """Return how many kernels were generated for this process's graphs, which torch also stores
+    with a cached graph.
     """
     metrics = sys.modules.get("torch._inductor.metrics")
     return int(getattr(metrics, "generated_kernel_count", 0))
@@ -95,7 +93,6 @@ def uncached_graphs() -> int:
 
 
 def _found_graphs() -> int:
-    """Return how many graphs, and traces of them, the cache on disk had."""
     found = _counters("inductor").get("fxgraph_cache_hit", 0)
     return found + _counters("aot_autograd").get("autograd_cache_hit", 0)
 
@@ -208,9 +205,8 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_given_up(record: Any) -> bool:
-    """Return whether an older torch gave the frame up, which leaves neither an error nor guards.
-
-    A frame with nothing to compile was not given up: its record has an ir_count.
+    """Return whether an older torch gave the frame up, without an error or guards. One with nothing
+    to compile has an ir_count.
     """
     seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
     return record.is_forward is True and all(value is None for value in seen)
@@ -291,10 +287,8 @@ def count_graphs(tally: Tally, counted: RankStep) -> None:
 
 
 def count_recompiles(tally: Tally, seen: Recompiles) -> None:
-    """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
-
-    A function that torch gave up runs eagerly and no longer recompiles. So it counts here:
-    otherwise it would look steady.
+    """Count compilations while ``seen`` was active, and functions that torch gave up, which would
+    look steady otherwise.
     """
     given_up = [site for site in recompile_limits() if site not in seen.sites]
     sites = merge([*seen.sites, *given_up])

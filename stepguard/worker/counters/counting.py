@@ -59,10 +59,8 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> Tally:
 def count_without_compiler(
     counted: RankStep, progress: Callable[[str], None], tally: Tally
 ) -> None:
-    """Add the second part's counts to those of the first, and the lines of some of both.
-
-    Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
-    so the launch cannot go on.
+    """Add the second part's counts to those of the first, and lines of both. Raises
+    torch.OutOfMemoryError, after which the other ranks wait: the launch cannot go on.
     """
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():

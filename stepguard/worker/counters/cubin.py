@@ -105,9 +105,8 @@ def _attributes(content: bytes) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[dict[str, int]]:
-    """Return for each cubin, of which there is at least one, how many instructions it has, without
-    padding, and how many of some kinds. All must be of one architecture. Raises CubinError if the
-    disassembler cannot read them.
+    """Return for each cubin how many instructions it has, without padding, and of some kinds.
+    Raises CubinError unless all are of one architecture.
     """
     first, *others = sorted({cubin.architecture for cubin in cubins})
     if others:
@@ -125,7 +124,6 @@ def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[dict[st
 
 
 def _kinds(name: str, form: str) -> Iterator[str]:
-    """Yield what an instruction is."""
     if name == "NOP":  # it fills the last line of code
         return
     yield _ALL

@@ -94,7 +94,6 @@ Made = tuple[str, tracemalloc.Traceback | None]  # an object's type, and the cal
 
 
 def _traces(counted: RankStep) -> Counter[Made]:
-    """Run a step, and collect, also what it froze. Return what was collected."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -125,7 +124,6 @@ def _made(things: Iterable[object]) -> list[Made]:
 
 
 def _places(traces: Counter[Made]) -> list[Site]:
-    """Return the lines that made most of the objects."""
     counts: Counter[tuple[str, Place]] = Counter()
     for (kind, trace), count in traces.items():
         counts[kind, _made_at(trace)] += count

@@ -98,7 +98,6 @@ def hash_kernels() -> None:
 
 
 def _tuners() -> list[Any]:
-    """Return the compiler's records of the kernels in this process, each once."""
     compiler = sys.modules.get("torch._inductor.codecache")
     graphs = getattr(getattr(compiler, "PyCodeCache", None), "modules", ())
     values = (value for graph in list(graphs) for value in list(vars(graph).values()))

@@ -56,7 +56,6 @@ def _reachable(frozen: int) -> dict[int, Any]:
 
 
 def _held(things: list[Any]) -> Iterator[Any]:
-    """Yield the nodes that objects directly keep."""
     with torch._C.DisableTorchFunctionSubclass():
         for thing in of_classes(things, _may_hold):
             if not issubclass(type(thing), torch.Tensor):

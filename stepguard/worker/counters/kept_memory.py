@@ -68,7 +68,6 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
 
 
 def _made_by(steps: int, counted: RankStep) -> "_Made":
-    """Run steps. Return what they allocated."""
     made = _Made(counted.phases, counted.device.type)
     for _ in range(steps):
         counted.phases.begin_step()
@@ -170,7 +169,6 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
-    """Return the tensors on a kind of device that Python can reach."""
     tensors = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.Tensor))
     own = [_unwrapped(one) for one in tensors if _has_bytes(type(one))]
     return [one for one in own if _has_bytes(type(one)) and one.device.type == kind]

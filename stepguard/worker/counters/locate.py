@@ -78,9 +78,8 @@ def torchs_phase(innermost: FrameType | None) -> str:
 
 
 def phase_at(innermost: FrameType | None) -> str:
-    """Return the phase that runs now in this thread: "backward", "optimizer", "forward" inside of a
-    module, or "" outside of all. A backward pass that computes the forward pass again is
-    "backward".
+    """Return the phase that runs now: "backward", also if it computes forward again, "optimizer",
+    "forward" in a module, or "".
     """
     if phase := torchs_phase(innermost):
         return phase
@@ -201,10 +200,8 @@ def enclosing(file: str, line: int) -> Function | None:
 
 
 def qualified(file: str, line: int, name: str) -> str:
-    """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
-
-    Without readable source return the bare name. Without a name return that of the function around
-    the line.
+    """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``; the bare
+    name without readable source.
     """
     resumed = _RESUMED.match(name)
     name = resumed[1] if resumed else name

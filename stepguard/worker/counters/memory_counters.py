@@ -51,11 +51,8 @@ _OUTSIDE = "before any phase"
 
 
 def count_memory(tally: Tally, counted: RankStep) -> None:
-    """Count what lives between steps, the peak, and what LEAK_STEPS steps leave. Where bytes are
-    not exact, count nodes and garbage only.
-
-    On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so no
-    byte would be exact (metrics.Scope.EXACT_MEMORY).
+    """Count what lives between steps, the peak, and what LEAK_STEPS steps leave; nodes and garbage
+    only where gloo's threads free, too, so that no byte is exact.
     """
     if counted.has(PEAK):
         _count_bytes(tally, counted)
@@ -135,7 +132,6 @@ def _left(counted: RankStep) -> int:
 
 
 def _collected() -> int:
-    """Return the number of objects that Python's collector has freed in this process."""
     return sum(generation["collected"] for generation in gc.get_stats())
 
 
@@ -159,7 +155,6 @@ def _gpu_peaks(counted: RankStep) -> dict[str, int]:
 
 
 def _gpu_between(counted: RankStep) -> int:
-    """Return the bytes that live tensors asked for, after some more steps."""
     counted.run_period()
     return _gpu_bytes(counted)
 

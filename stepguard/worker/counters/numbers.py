@@ -72,7 +72,6 @@ class StepReader:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hear backward passes and optimizers inside the block."""
         backward = torch.autograd.backward
 
         def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +165,6 @@ class StepReader:
 
 
 def _names(frozen: int) -> dict[int, tuple[str, Tensor]]:
-    """Return the shortest name of each parameter that a module owns, by the parameter's id."""
     modules = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.nn.Module))
     inner = {id(child) for module in modules for child in module.children()}
     names: dict[int, tuple[str, Tensor]] = {}
@@ -214,7 +212,6 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _norm(flat: Tensor) -> Tensor:
-    """Return the norm of all elements, in double precision, on the device."""
     exact = torch.promote_types(flat.dtype, torch.float32)
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=exact)
@@ -227,7 +224,6 @@ def _together(norms: list[Tensor]) -> Tensor:
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    """Return a copy of some elements, evenly spaced."""
     flat = _local(parameter)
     return flat[:: -(-flat.numel() // SAMPLED) or 1].clone()
 

@@ -78,8 +78,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
 
     def sites(self) -> tuple[Site, ...]:
         """Return a Site for each operator and line. The line of a backward pass is the one that
-        starts it, with the operator of the forward pass beside it. An operator that only a backward
-        pass or an optimizer calls has that phase.
+        starts it, beside the forward operator.
         """
         return merge(
             site_at(name, place, min(self._phases[name, place]), count)
@@ -135,7 +134,6 @@ def _rounds(counted: RankStep, operators: Iterable[str]) -> bool:
 
 
 def _is_coarse(result: Any) -> bool:
-    """Tell whether an operator returned floats of less than single precision."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
     return any(
         isinstance(it, torch.Tensor) and it.is_floating_point() and it.dtype.itemsize < SINGLE_BYTES

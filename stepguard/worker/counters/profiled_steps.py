@@ -77,10 +77,8 @@ class TakenProfile:
 
 
 def trace_steps(tally: Tally, counted: RankStep) -> None:
-    """Trace ACTIVE_STEPS steps. Keep the calls of each, and on a GPU the profile.
-
-    If one rank has to profile again, all do. Otherwise the rank that ran more steps would wait for
-    the others for ever.
+    """Trace ACTIVE_STEPS steps. Keep the calls, and on a GPU the profile. If one rank has to
+    profile again, all do: otherwise it would wait for ever.
     """
     steps = COUNTED_STEPS if on_gpu(counted.device) else ACTIVE_STEPS
     for _ in range(TRIES):
@@ -152,7 +150,6 @@ def _decoded(path: Path) -> Decoded:
 
 
 def _profile(trace: Decoded) -> tuple[Profile | None, str]:
-    """Return the profile of an exported trace, or why there is none."""
     try:
         return bounded(profile_of(analyse(trace.trace(), usual_classes())), KEPT_KERNELS), ""
     except TraceError as error:
@@ -178,7 +175,6 @@ class Ranges:
         self._after: set[str] = set()  # phases outside of micro-steps
 
     def __call__(self, name: str) -> None:
-        """Enter a phase."""
         if name.startswith(MICRO_STEP):
             self._close(0)
             self._micro_step = name
@@ -201,9 +197,8 @@ class Ranges:
 
 
 def unprofiled(step: Step) -> Step:
-    """Return the step as the counting pass runs it: the step raises BadWorkload if its code starts
-    a profiler. Raises BadWorkload at once if a profiler already runs. A second profiler takes the
-    first one's place, or raises. Then the counting pass would see a part of the step, or nothing.
+    """Return the step so that it raises BadWorkload if it starts a profiler: one would take the
+    other's place. Raises it at once if a profiler runs.
     """
     if _profiler_enabled():
         raise BadWorkload(PROFILES_ITSELF)

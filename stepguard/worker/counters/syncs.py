@@ -116,10 +116,8 @@ def count_syncs(
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines. The n-th call of a kind gets the line of the n-th
-    of ``seen`` with this kind in ``what``.
-
-    If the numbers of a kind differ, its calls keep their operators and get no lines.
+    """Return the trace's calls with their lines: the n-th of a kind gets the n-th of ``seen``. If
+    the numbers of a kind differ, its calls get no lines.
     """
     sites: list[Site] = []
     # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
@@ -158,10 +156,8 @@ def _call(sync: Sync) -> str:
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return one Site for each line: ``print(loss)`` waits eight times in four ways, but is one
-    line to mend.
-
-    Phases are joined: "forward, each micro-step" if the line waits in all ``micro_steps``.
+    """Return one Site for each line: ``print(loss)`` waits eight times in four ways. Phases are
+    joined: "forward, each micro-step".
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:

@@ -153,7 +153,6 @@ class Placement:
 
 
 def _masks(given: Any) -> bool:
-    """Tell whether an index contains a boolean mask, and not only row numbers."""
     return any(tensor.dtype == torch.bool for tensor in _tensors(given))
 
 
@@ -188,8 +187,6 @@ def _eagerly() -> AbstractContextManager[None]:
 
 
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
-    """Follows every operator, also of the backward pass."""
-
     def __init__(self, placement: Placement, before: Sees) -> None:
         super().__init__()
         self._placement, self._before = placement, before
@@ -244,7 +241,6 @@ def target(func: Any, args: Any, kwargs: Any) -> bool | None:
 
 
 def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a call makes its tensor on the device of torch.set_default_device()."""
     makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
     return any(getattr(maker, "__name__", "") == name for maker in makers)
 

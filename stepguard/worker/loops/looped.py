@@ -69,10 +69,8 @@ INSIDE_OF_MODE = (
 
 
 def workload_of(case: Case, device: str, timed_s: float = 0.0) -> Any:
-    """Return the case's workload for a rank: what its factory makes, or its loop after one step.
-
-    ``timed_s``: how many seconds a launch's timed steps take together. Raises BadWorkload, whose
-    message is one line.
+    """Return what the case's factory makes, or its loop after one step. ``timed_s``: seconds of a
+    launch's timed steps. Raises BadWorkload.
     """
     if case.loop is None:
         return build(case.workload, dict(case.params), device)
@@ -142,7 +140,6 @@ class LoopedWorkload:
         return f"in step {steps + 1}" if steps else "before its first step had ended"
 
     def _too_short(self) -> str:
-        """Return the message for a loop that ended before enough steps."""
         if self._borders.missed_rest:
             return INSIDE_OF_RANGE.format(name=self._name)
         steps = self._borders.seen
@@ -162,7 +159,6 @@ class LoopedWorkload:
         )
 
     def _exited(self, error: SystemExit) -> str:
-        """Return the message for a loop that left by sys.exit()."""
         done = error.code in (None, 0)
         if done and self._borders.seen:
             return self._too_short()
@@ -175,7 +171,6 @@ class LoopedWorkload:
 
 
 def _runner(case: Case, device: str) -> Callable[[], object]:
-    """Return what runs the loop from beginning to end."""
     if case.is_script:
         _, as_module, module = case.workload.partition("-m ")
         if as_module:
