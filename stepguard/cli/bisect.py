@@ -35,7 +35,6 @@ from stepguard.cli.common import (
     suite_of,
 )
 from stepguard.cli.workload_arguments import add_parameters, chosen_case
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, judged
 from stepguard.core.evidence import Evidence, to_json
@@ -43,6 +42,7 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.metrics import FLOPS, JUDGED_TIME
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import Entry, Epoch
 from stepguard.core.status import Status
 from stepguard.core.text import counted
 from stepguard.core.verdict import Verdict

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
 from stepguard.core.reason_sentences import no_folder
+from stepguard.core.recording import Entry
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike

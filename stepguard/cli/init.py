@@ -148,9 +148,7 @@ class Wanted:
 
 
 def as_text(path: Path) -> str:
-    """Return a file's text with its own line ends, whatever its encoding; empty without the file.
-    Encode it with "surrogateescape", too.
-    """
+    """Return a file's text with its line ends, escaping what is no UTF-8; "" without it."""
     return path.read_bytes().decode(errors="surrogateescape") if path.is_file() else ""
 
 

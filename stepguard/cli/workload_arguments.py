@@ -98,9 +98,7 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
-    """Return the parameters without the device, and the device, by default a GPU if there is one.
-    Raises UsageError.
-    """
+    """Return the parameters, and the device (by default a GPU if there is one); or UsageError."""
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     params = parse_params(options.params)
@@ -109,9 +107,7 @@ def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options choose, by default with 3 launches on a GPU and 1 on a CPU.
-    Raises UsageError.
-    """
+    """Return the case that the options choose, by default with 3 launches, on a CPU with 1."""
     params, device = parameters(options)
     try:
         if getattr(options, "script", ()):

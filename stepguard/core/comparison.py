@@ -83,9 +83,7 @@ def other_side(rev: str, python: str) -> str:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return what pairs judge: gated counters, and the step time for all times and differences,
-    which it contains.
-    """
+    """Return what pairs judge: gated counters, and the step time for all times and differences."""
     times = (JUDGED_TIME,) if gates_times(case) else ()
     return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import date
 
-from stepguard.core.baseline import Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
+from stepguard.core.recording import Entry
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ _listener: Callable[[], None] | None = None
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Allow the host syncs of the block: they are listed with ``reason``, and do not count. Raises
-    ValueError without one.
-    """
+    """Allow the host syncs of the block: they are listed with ``reason``, and do not count."""
     if not reason.strip():
         raise ValueError("allow_sync needs a reason: it is printed on every run")
     _open.append(reason.strip())

@@ -107,9 +107,7 @@ def _located(raw: Any, kind: Any, error: str) -> str:
 
 
 def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
-    """Return the first key of ``here``, an object in ``raw``, whose value has this error, found by
-    bisection. All other keys are removed.
-    """
+    """Return the first key of an object in ``raw`` whose value has this error, by bisection."""
     items = [*here.items()]
 
     def keep(some: Sequence[tuple[str, Any]]) -> None:

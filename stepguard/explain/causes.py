@@ -359,9 +359,7 @@ def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return the CUDA calls whose number a step changed: name, old and new number. A call whose
-    number varies from step to step, such as polling, is left out.
-    """
+    """Return the CUDA calls whose steady number changed: name, old and new number."""
     zeros: Series = (0.0,)
     changed = []
     for name in sorted(before.calls.keys() | after.calls.keys()):

@@ -44,9 +44,7 @@ class Match:
 
     @property
     def other_names(self) -> bool:
-        """Tell whether names differ, and not only by the compiler's number. So do the products'
-        kernels of another tile.
-        """
+        """Tell whether names differ, and not only by the compiler's number or a product's tile."""
         names = {row.canonical if _numbered(row) else row.name for row in self.rows}
         return len(names) > 1
 
@@ -79,9 +77,7 @@ def _numbered(row: KernelRow) -> bool:
 
 
 def _named(*fields: str, numbered: bool = False) -> _Key:
-    """Return a key function for kernels with a number in their name (their name without it), or for
-    those without one (their name), together with these fields.
-    """
+    """Return a key function for kernels with (or without) a number in their name."""
 
     def key(row: KernelRow) -> tuple[object, ...] | None:
         if _numbered(row) is not numbered:

@@ -86,9 +86,7 @@ class Scatter:
         self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
 
     def beyond(self, term: Term) -> bool:
-        """Tell whether the difference is beyond the scatter between steps. For other work, or if
-        the scatter is unknown, any difference above 1 us is.
-        """
+        """Tell whether the difference is beyond the steps' scatter; for other work, above 1 us."""
         if term.certain or not self.known:
             return abs(term.change_us) > _LEAST_US
         if abs(term.change_us) > self._large_us and _apart(term):
@@ -212,9 +210,7 @@ class Pace:
         return tuple(before.tolist()), tuple(after.tolist())
 
     def unsure_us(self, match: Match) -> float:
-        """Return the standard error, in us, of a match's difference: it is not exactly known how
-        much it follows the pace.
-        """
+        """Return the standard error of a match's difference: how far it follows is not exact."""
         row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
         us = max(sum(mean(row.us) for row in rows) for rows in (match.before, match.after))

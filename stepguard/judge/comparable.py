@@ -61,9 +61,7 @@ class Mismatch:
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
 ) -> tuple[Mismatch, ...]:
-    """Return the conditions that differ, in the order of Tag, torch first; empty if none does. Only
-    ``tags`` that both sides have are looked at.
-    """
+    """Return the conditions that differ, torch first, of those that both sides have."""
     return tuple(
         Mismatch(tag, *change)
         for tag in Tag

@@ -11,11 +11,10 @@ from typing import Any
 
 from msgspec import structs
 
-from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Counts, Evidence
 from stepguard.core.metrics import GROWING_LINES, NUMBERS
 from stepguard.core.reason_sentences import STEPS_DIFFER, MovedNumbers, OverSteps
-from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.recording import Entry, Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.text import listed
@@ -152,9 +151,7 @@ def _usual(name: str, first: Counts, again: Counts) -> Counts | None:
 
 
 def _grown(*launches: Counts) -> Counts:
-    """Return the counts of the launch in which fewer lines grow; none grow if no function has such
-    lines in both launches.
-    """
+    """Return the counts of fewer growing lines; none grow if no function does in both launches."""
     first, again = ({site.key for site in one.sites.get(GROWING_LINES, ())} for one in launches)
     least = min(launches, key=lambda one: one.values.get(GROWING_LINES, 0))
     return least if first & again else Counts({GROWING_LINES: 0})

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from stepguard.core.baseline import Entry
 from stepguard.core.device import is_gpu
 from stepguard.core.margins import BUDGET_MIN, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reason_sentences import TREE_CHANGED, both_pct, changed_in_pytest, margins_text
+from stepguard.core.recording import Entry
 from stepguard.core.run_document import (
     CaseState,
     End,
@@ -68,9 +68,7 @@ CONDITIONS: list[tuple[ProblemCode, str, Breaks]] = []  # in their order, with t
 
 
 def _condition(code: ProblemCode, sentence: str) -> Callable[[Breaks], Breaks]:
-    """Make a function a condition that a run must meet to count. The function yields the words of
-    each sentence that says where the run does not meet it.
-    """
+    """Make a function a condition of a run: it yields the words of each sentence that fails it."""
 
     def add(breaks: Breaks) -> Breaks:
         CONDITIONS.append((code, sentence, breaks))
@@ -101,9 +99,7 @@ def expected(document: RunDocument, base: Base) -> list[str]:
 
 
 def _known(document: RunDocument, base: Base) -> dict[str, Entry]:
-    """Return the baselines, by case, that the base recorded on such a machine of one node; for a
-    new kind of GPU those of all GPUs.
-    """
+    """Return the baselines, by case, of such a machine; for a new kind of GPU those of all GPUs."""
     gpus = max(base.gpus, len(document.gpus))
     known = dict(base.recorded.get(document.machine, {}))
     if not known and document.gpus:

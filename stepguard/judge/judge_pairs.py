@@ -54,10 +54,10 @@ from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rules import decision, on_cpu
 from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
 from stepguard.judge.rules.same_step import not_enough
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -415,9 +415,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> Me
 
 
 def _slow_steps(comparison: Comparison) -> SlowSteps | None:
-    """Return which steps of HEAD counted for less than they took, if their plain mean moved by more
-    than what is ignored beyond what the pairs say; else None.
-    """
+    """Return HEAD's steps that counted for less than they took, if that moved the mean."""
     pairs = comparison.paired_launches()
     plain = [math.log(head.plain_step_ms / base.plain_step_ms) for head, base in pairs]
     hidden = fmean(plain) - fmean(comparison.log_ratios())

@@ -11,12 +11,11 @@ The first line that applies decides:
 from collections.abc import Sequence
 from functools import partial
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording, without_labels
+from stepguard.core.recording import Entry, Epoch, Recording, without_labels
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.comparable import (

@@ -95,9 +95,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of matched kernels in us a step. The last axis is that of the matches, the others are
-    those of the profiles: pairs, or pairs and turns.
-    """
+    """Times of matched kernels in us a step. The last axis is that of the matches."""
 
     kinds: NDArray[np.str_]
     base_us: Floats
@@ -118,9 +116,7 @@ class Times:
         return longer
 
     def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
-        """Return how longer_us() is expected to scatter between pairs, in percent of a step:
-        kernels do so independently. Raises ValueError as longer_us() does.
-        """
+        """Return how longer_us() scatters between pairs, in percent: kernels do independently."""
         pct = 100 * self._usual_us / step_us
         its_sd = pct * self._shares()
         squares = 0.0

@@ -319,9 +319,7 @@ def _line(site: Site) -> tuple[str, str, str]:
 
 
 def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]:
-    """Return a function that tells whether only one side has a site's line. If a side has no lines
-    at all, it always says no.
-    """
+    """Return a function that tells whether only one side has a site's line, if both have lines."""
     sides = {_line(site) for site in new}, {_line(site) for site in old}
     one_side = sides[0] ^ sides[1] if all(sides) else set()
     return lambda site: _line(site) in one_side

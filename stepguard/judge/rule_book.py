@@ -42,9 +42,9 @@ from stepguard.judge.judge_pairs import (
     why,
 )
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rules import changed_kernels, decision
 from stepguard.judge.rules.same_step import why_not_same
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import unsteady_launch
 from stepguard.judge.summarise_evidence import summarise
 

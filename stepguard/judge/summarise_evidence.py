@@ -92,9 +92,7 @@ def _times(launches: tuple[Launch, ...]) -> list[float]:
 
 
 def stored(evidence: Evidence) -> Recording:
-    """Return the summary as a baseline keeps it, with rounded figures, without times that the case
-    does not gate, which are no level, and on a CPU without information.
-    """
+    """Return the summary as a baseline keeps it: rounded, and without times that do not gate."""
     assert evidence.fingerprint is not None
     recording = summarise(evidence)
     times_ms = recording.times_ms if JUDGED_TIME in evidence.gates else {}

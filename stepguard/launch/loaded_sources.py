@@ -66,9 +66,7 @@ def check(
     package: str,
     changed: frozenset[str] = frozenset(),
 ) -> None:
-    """Check all ranks' answers to ``prepare`` or ``sources``. ``changed`` are modules that differ
-    between two trees. Raises LaunchFailed if one came from another place.
-    """
+    """Check all ranks' modules. Raises LaunchFailed if one of ``changed`` is from another place."""
     top = top.resolve()
     for rank, answer in enumerate(ranks):
         if problem := _problem(spec, answer, top, package, changed):
@@ -162,9 +160,7 @@ def strays(
     neutral: Iterable[Path],
     engine: Path = ENGINE,
 ) -> list[Module]:
-    """Return the modules that came from a forbidden tree that is not ``own``, and those of another
-    engine than ``engine``. All paths must be resolved.
-    """
+    """Return the modules of a forbidden tree that is not ``own``, and those of another engine."""
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}
     modules = []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
@@ -74,7 +74,8 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
-    standby: bool = False  # the agent imports, but starts no rank before release()
+    # The agent imports, but starts no rank before release().
+    standby: bool = field(default=False, compare=False)
     # A command that starts its argument on each node; empty: it runs here.
     launcher: tuple[str, ...] = ()
     nodes: int = 1  # nodes, which share the ranks equally

@@ -310,9 +310,7 @@ class WorkerGroup:
         return running or any(map(alive, self.spec.here(self.pids).values()))
 
     def close(self) -> None:
-        """Kill what is left and remove the scratch folder. A second Ctrl-C waits: it must not leave
-        processes on the GPU.
-        """
+        """Kill what is left, and remove the scratch folder. A second Ctrl-C has to wait."""
         if self._closed:
             return
         with interrupts_deferred():

@@ -60,21 +60,20 @@ class Ahead:
         """Start those of these launches that do not yet run in this environment. End all that wait
         first, if others are among them.
         """
-        waiting = [replace(spec, standby=True) for spec in specs]
         inherited = _inherited(environment)
-        others = [group for group in self._groups if group.spec not in waiting]
+        others = [group for group in self._groups if group.spec not in specs]
         if others or inherited != self._inherited:
             self.close()
         self._inherited = inherited
         held = [group.spec for group in self._groups]
-        for spec in waiting:
+        for spec in specs:
             if spec not in held:
-                self._groups.append(WorkerGroup(spec, environment))
+                self._groups.append(WorkerGroup(replace(spec, standby=True), environment))
 
     def release(self, specs: Sequence[LaunchSpec]) -> None:
         """Let the ranks of these launches import, too."""
         for group in self._groups:
-            if replace(group.spec, standby=False) in specs:
+            if group.spec in specs:
                 group.release()
 
     def ready(self) -> bool:
@@ -92,13 +91,12 @@ class Ahead:
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
         """Return the waiting group that equals ``spec``, for the caller to close; else None."""
-        waiting = replace(spec, standby=True)
-        if waiting not in [group.spec for group in self._groups]:
+        if spec not in [group.spec for group in self._groups]:
             return None
         if self._inherited != _inherited(environment):
             self.close()
         self.ready()
-        group = next((group for group in self._groups if group.spec == waiting), None)
+        group = next((group for group in self._groups if group.spec == spec), None)
         if group is not None:
             self._groups.remove(group)
             group.release()
@@ -114,7 +112,7 @@ class Ahead:
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
-    return replace(inherited_now(), variables=kept)
+    return Inherited(kept, inherited_now().limits)
 
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
@@ -241,7 +239,7 @@ class CaseWorkers:
         self.began = time.monotonic()  # a wait for the GPU does not count
         self._modules: set[Path] = set()  # modules of the tree that its launches imported
         self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
-        self._bench, self._monitor = bench, monitor
+        self.bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
         self._following = following or Ahead()  # launches of this case that are to come
         # The GPU memory that a rank had reserved after its first step, until it is counted how much
@@ -252,28 +250,18 @@ class CaseWorkers:
 
     @functools.cached_property
     def _tree(self) -> Path:
-        return self._bench.own or tree_of_root(self._bench.root)
+        return self.bench.own or tree_of_root(self.bench.root)
 
     def start(self, label: str) -> WorkerGroup:
         """Start a group, or take the one that was started ahead."""
-        spec, environment = self.spec(label), self._bench.environment
-        taken = (held.take(spec, environment) for held in (self.ahead, self._following))
+        spec, environment = self.spec(label), self.bench.environment
+        taken = (held.take(spec, environment) for held in (self.bench.ahead, self._following))
         group = next(filter(None, taken), None) or WorkerGroup(spec, environment)
         return self._stack.enter_context(group)
 
     def spec(self, label: str, case: Case | None = None) -> LaunchSpec:
         """Return the specification of a launch in this tree, of this case or of another one."""
-        return launch_spec(case or self.case, self._bench, label)
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Return the environment of the launches."""
-        return self._bench.environment
-
-    @property
-    def ahead(self) -> Ahead:
-        """Return the first launches of the next case."""
-        return self._bench.ahead
+        return launch_spec(case or self.case, self.bench, label)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let only the ranks of these groups be on the GPUs from now on."""
@@ -301,13 +289,13 @@ class CaseWorkers:
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
         package = self.case.module.partition(".")[0]
-        check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
+        check_sources(spec, ranks, during, self._tree, package, self.bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:
         """Return the modules that ran but are in no commit, also if git ignores them."""
         new = self._modules - self._known.keys()
-        if new and self._bench.revision.commit:
+        if new and self.bench.revision.commit:
             tracked = tracked_files(self._tree, *new)
             missing = {*untracked(self._tree, new, tracked)}
             self._known |= {path: path in missing for path in new}
@@ -359,8 +347,8 @@ class CaseWorkers:
     def evidence(self, **measured: Any) -> Evidence:
         """Return what was measured, with case, tree, machine and counts."""
         if self._ranks:
-            first, python = self._ranks[0], self._bench.python
-            fingerprint = fingerprint_of(first, self._bench.gpus)
+            first, python = self._ranks[0], self.bench.python
+            fingerprint = fingerprint_of(first, self.bench.gpus)
             if python:
                 fingerprint = replace(fingerprint, libraries=python.versions(first))
             measured |= {
@@ -371,11 +359,11 @@ class CaseWorkers:
             }
         return Evidence(
             case_id=self.case.id,
-            case=identity(self.case, self._bench.launcher),
+            case=identity(self.case, self.bench.launcher),
             date=self._date,
-            commit=self._bench.revision.commit,
-            dirty=self._bench.revision.dirty,
-            command=self._bench.command,
+            commit=self.bench.revision.commit,
+            dirty=self.bench.revision.dirty,
+            command=self.bench.command,
             counts=self.counts,
             launches=tuple(self.launches),
             faults=tuple(self.faults),

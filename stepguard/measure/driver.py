@@ -20,9 +20,9 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import need
 from stepguard.judge.rules import decision
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import Pairs
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure import turns
@@ -313,22 +313,23 @@ class Driver:
         head = self._sides[HEAD]
         most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
         wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
-        if wanted.next_case and head.ahead.case:
+        ahead, environment = head.bench.ahead, head.bench.environment
+        if wanted.next_case and ahead.case:
             label = FIRST if self._beside else self._label_of(1, HEAD)
-            specs = [side.spec(label, head.ahead.case) for side in self._sides]
+            specs = [side.spec(label, ahead.case) for side in self._sides]
             if not any(spec.launcher for spec in specs):  # a scheduler starts one job at a time
-                head.ahead.begin(specs, head.environment)
+                ahead.begin(specs, environment)
         if wanted.numbers:
             specs = [
                 side.spec(self._label_of(number, tree))
                 for number in wanted.numbers
                 for tree, side in enumerate(self._sides)
             ]
-            self._ahead.begin(specs, head.environment)
+            self._ahead.begin(specs, environment)
             self._ahead.release(specs[: len(self._sides)])
 
     def _quiet(self) -> bool:
-        return self._ahead.ready() and self._sides[HEAD].ahead.ready()
+        return self._ahead.ready() and self._sides[HEAD].bench.ahead.ready()
 
 
 def ask_ranks(

@@ -13,7 +13,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, judged, other_side
 from stepguard.core.device import is_gpu
@@ -23,6 +22,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import Entry
 from stepguard.core.verdict import Verdict
 from stepguard.judge.rule_book import judge, need
 from stepguard.launch.loaded_sources import changed_modules
@@ -61,24 +61,25 @@ def measure_beside(
     budget_s: float = inf,
 ) -> Comparison:
     """Measure pairs of HEAD's side (``bench``) and the ``other`` one, and return them."""
-    head, base = (replace(bench, folder=bench.folder / side) for side in ("head", "base"))
-    if tree := other.tree:
+    of_head: dict[str, Any] = {"folder": bench.folder / "head"}
+    of_base: dict[str, Any] = {"folder": bench.folder / "base"}
+    base, tree = bench, other.tree
+    if tree:
         own = bench.own or tree.base  # HEAD's side may be a revision's tree, too
         files = differing(own, tree.commit, own / "baselines")
         if files is None:  # git does not say: all may differ
             files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
         changed = changed_modules((own, tree.top), files)
-        base = in_tree(base, tree, case)
-        base = replace(base, forbidden=(*head.forbidden, own), changed=changed)
-        head = replace(head, own=own, forbidden=(*head.forbidden, tree.top), changed=changed)
+        base = in_tree(bench, tree, case)
+        of_base |= {"forbidden": (*bench.forbidden, own), "changed": changed}
+        of_head |= {"own": own, "forbidden": (*bench.forbidden, tree.top), "changed": changed}
     python = ""
     if other.pythons:
-        mine, theirs = other.pythons
-        python, head = theirs.asked, replace(head, python=mine)
-        base = replace(base, python=theirs, cache=other.cache or base.cache)
+        of_head["python"], of_base["python"] = other.pythons
+        python, of_base["cache"] = other.pythons[1].asked, other.cache or bench.cache
     against = other_side(tree.rev if tree else "", python)
-    beside = Pairing(base, against, alpha, budget_s)
-    pairs = measure(case, head, asked, progress, beside, keep).pairs
+    beside = Pairing(replace(base, **of_base), against, alpha, budget_s)
+    pairs = measure(case, replace(bench, **of_head), asked, progress, beside, keep).pairs
     assert pairs is not None, "two trees are compared in pairs"
     return pairs
 
@@ -230,12 +231,12 @@ class Suite:
             launcher=self.launcher,
             environment=self.environment,
         )
-        self._other, self._other_cache = Other(self.tree, self.pythons), self._cache
+        self._other_cache = self._cache
         if self.pythons:
             # Compilers find what they wrote by code and versions. A package that was patched has
             # the same version.
             self._other_cache = CompileCache(self.pythons[1].beside(self._store.cache))
-            self._other = replace(self._other, cache=self._other_cache.folder)
+        self._other = Other(self.tree, self.pythons, self._other_cache.folder)
 
     @property
     def in_pairs(self) -> bool:

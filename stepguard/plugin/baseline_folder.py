@@ -10,10 +10,10 @@ from typing import TypeVar
 import pytest
 
 from stepguard.core import former
-from stepguard.core.baseline import Entry
 from stepguard.core.metrics import GATEABLE, format_value
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import both_pct
+from stepguard.core.recording import Entry
 from stepguard.core.status import Status
 from stepguard.core.text import first, listed, meant, revision, short_hash
 from stepguard.machine.git.resolve import files_at, main_branch

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import changed_in_pytest
+from stepguard.core.recording import Entry
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument, State
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import Base, guard

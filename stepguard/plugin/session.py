@@ -7,7 +7,7 @@ collecting tests costs nothing.
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,7 +27,7 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocu
 from stepguard.core.status import Status
 from stepguard.core.text import listed, printable
 from stepguard.core.verdict import Joins
-from stepguard.judge.sequential_plan import level_of
+from stepguard.judge.pair_statistics import level_of
 from stepguard.launch.nodes.scheduler import (
     LAUNCHER,
     Launcher,
@@ -72,7 +72,6 @@ from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun, scaling_lines
-from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import run_document_file
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
@@ -161,7 +160,7 @@ class PerfSession:
         self._against = other_side(config.option.perf_against or "", python)
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
-        self._reported = ReportedCauses()
+        self._causes: dict[Hashable, str] = {}
         self._interrupted = False
 
     @pytest.hookimpl(tryfirst=True)
@@ -300,9 +299,7 @@ class PerfSession:
             require_torch()
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
-        """Measure and judge a test's case, and record it if that is asked. Raises as Suite.run
-        does.
-        """
+        """Measure and judge a test's case, and record it if asked. Raises as Suite.run does."""
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
@@ -374,17 +371,15 @@ class PerfSession:
         """Return everything about one result that did not pass."""
         verdict = result.verdict
         # pytest prints only failures.
-        reference = self._reported.reference(verdict) if verdict.outcome != "passed" else ""
-        return verdict_text.block(verdict_text.result_page(result, self._commands), reference)
+        again = verdict_text.reference(verdict, self._causes) if verdict.outcome != "passed" else ""
+        return verdict_text.block(verdict_text.result_page(result, self._commands), again)
 
     def close(self) -> None:
         """Release all that the run has taken."""
         self._stack.close()
 
     def finish(self, exitstatus: int) -> bool:
-        """Record the results that waited, and write the documents. Return whether the run may pass:
-        it has no problem.
-        """
+        """Record what waited, write the documents, and tell whether the run may pass."""
         # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
         if self._interrupted and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -474,9 +469,7 @@ class PerfSession:
         )
 
     def summary(self, lists_skips: bool) -> ShownRun | None:
-        """Return the run for its summary; None if there was nothing to measure, or a usage error
-        says more. ``lists_skips``: pytest lists skipped tests.
-        """
+        """Return the run for its summary; None if nothing was to measure, or an error says more."""
         results = self._results()
         known = self.selection.asked or results
         if not self._missed and (self._option.collectonly or not self._ran or not known):

@@ -98,8 +98,6 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Any, indent: int = 1) -> str:
-    """Return a document as JSON. A number that is not finite becomes null, which most readers
-    accept. No text in it can steer a terminal that shows it. A negative ``indent`` makes one line.
-    """
+    """Return a document as JSON that steers no terminal, with null for what is not finite."""
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()

@@ -5,7 +5,6 @@ https://docs.github.com/rest/checks/runs
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -48,14 +47,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """What is wrong, at a place in the code; without a place ``file`` is empty and ``line`` 0."""
-
-    title: str
-    text: str
-    file: str
-    line: int
+# Title, text, file and line of what is wrong; without a place the file is empty and the line 0.
+Annotation = tuple[str, str, str, int]
 
 
 def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[Annotation]:
@@ -66,18 +59,16 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[An
         if problem.case or problem.code is not ProblemCode.FAILED:
             test = tests.get(problem.case, ("", 0))
             where = (problem.file, problem.line) if problem.file else test
-            yield Annotation(problem.code.value, problem.sentence, *where)
+            yield problem.code.value, problem.sentence, *where
     for result in document.failing:
         page, test = result.text, tests.get(result.case, ("", 0))
         where = (page.place.file, page.place.line) if page.place else test
-        yield Annotation(result.case, page.headline, *where)
+        yield result.case, page.headline, *where
 
 
 def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
     """Return what is wrong with a run as lines for a log of GitHub Actions, MOST at most."""
-    lines = [
-        error(item.title, item.text, item.file, item.line) for item in annotated(document, problems)
-    ]
+    lines = [error(*item) for item in annotated(document, problems)]
     if len(lines) > MOST:
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]
@@ -139,7 +130,8 @@ def _commands(document: RunDocument, run_id: str) -> str:
 
 def check_run(document: RunDocument, head_sha: str) -> Iterator[dict[str, Any]]:
     """Yield the requests of a check run: the first creates it, others add annotations."""
-    placed = [_body(item) for item in annotated(document, document.problems) if _has_place(item)]
+    found = annotated(document, document.problems)
+    placed = [_body(*item) for item in found if _has_place(*item[2:])]
     title = table.title(document.outcome, [result.verdict for result in document.results])
     output = {
         "title": cut(title, TITLE_CHARACTERS),
@@ -169,18 +161,17 @@ def _split(bodies: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [bodies[start : start + MOST_A_REQUEST] for start in starts]
 
 
-def _has_place(item: Annotation) -> bool:
-    path = PurePosixPath(item.file)
-    inside = bool(item.file) and not path.is_absolute() and ".." not in path.parts
-    return inside and item.line > 0
+def _has_place(file: str, line: int) -> bool:
+    path = PurePosixPath(file)
+    return bool(file) and not path.is_absolute() and ".." not in path.parts and line > 0
 
 
-def _body(item: Annotation) -> dict[str, Any]:
+def _body(title: str, text: str, file: str, line: int) -> dict[str, Any]:
     return {
-        "path": item.file,
-        "start_line": item.line,
-        "end_line": item.line,
+        "path": file,
+        "start_line": line,
+        "end_line": line,
         "annotation_level": "failure",
-        "title": cut(printable(item.title), TITLE_CHARACTERS),
-        "message": bounded(printable(item.text), MESSAGE_CHARACTERS) or item.title,
+        "title": cut(printable(title), TITLE_CHARACTERS),
+        "message": bounded(printable(text), MESSAGE_CHARACTERS) or title,
     }

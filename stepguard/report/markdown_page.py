@@ -5,7 +5,7 @@ Anybody may have written the document, for example a fork. So no text in it acts
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 
 from msgspec import structs
@@ -14,7 +14,7 @@ from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import ReportedCauses, block, is_news
+from stepguard.report.verdict_text import block, is_news, reference
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -46,10 +46,10 @@ def page(
         parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
     else:
         parts += [rows]
-    reported = ReportedCauses()
+    shown: dict[Hashable, str] = {}
     for result in (one for one in document.worst_first if is_news(one.verdict)):
         known = structs.replace(result.text, steps=[]) if for_comment else result.text
-        parts.append(_details(known, reported.reference(result.verdict)))
+        parts.append(_details(known, reference(result.verdict, shown)))
     # The effect of each waiver is among the notices.
     parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]

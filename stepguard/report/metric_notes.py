@@ -85,9 +85,7 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
 
 
 def _settings(moved: Iterable[PartMove], lacking: str) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default" for each setting. ``lacking`` stands
-    for the value of a side without it.
-    """
+    """Return "get_float32_matmul_precision high -> default" for each setting."""
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
         name, value = setting_of(part.name)

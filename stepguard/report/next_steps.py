@@ -11,9 +11,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import NoComparison, Verdict
-from stepguard.judge.pair_statistics import deciding_margins
+from stepguard.judge.pair_statistics import MIN_PAIRS, MOST_PAIRS, deciding_margins
 from stepguard.judge.rules import on_cpu
-from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import staying_undecided, suggested_sizes
 from stepguard.machine.interpreter import called
 

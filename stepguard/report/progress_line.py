@@ -77,9 +77,7 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show the case's stage: on a terminal how long it has lasted; in a log each stage once,
-        and one that goes on each LOG_S.
-        """
+        """Show the case's stage: on a terminal its time; in a log once, and each LOG_S."""
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
         if begins:

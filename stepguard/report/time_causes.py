@@ -178,9 +178,7 @@ _NO_WORK = (Kind.CLOCK, Kind.OVERLAP)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
-    """Return what explains the time that decided a verdict, or that is beside memory that decided
-    it and has no line; None if unknown.
-    """
+    """Return what explains the time that decided, or that is beside memory; None if unknown."""
     time = verdict.worst
     if time and time.metric in _MEMORY and time.place is None:
         times = (metric for metric in verdict.metrics if metric.metric == JUDGED_TIME)
@@ -254,9 +252,7 @@ def _operators(verdict: Verdict) -> MetricVerdict | None:
 
 
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
-    """Return the ranks that call the operators at a site more or less often, or else the one rank
-    that got slower; empty if all ranks did.
-    """
+    """Return the ranks that call a site's operators more or less, or the one that got slower."""
     operators = _operators(verdict)
     if site and operators and operators.ranks:
         return operators.ranks

@@ -157,9 +157,7 @@ def _percent(metric: MetricVerdict, digits: int = 1) -> str:
 
 
 def change(metric: MetricVerdict, digits: int = 2) -> str:
-    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)", with so many
-    ``digits``.
-    """
+    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)"."""
     name, unit = metric.metric, METRICS[metric.metric].unit
     if metric.old is None or metric.new is None:
         return f"{name} {format_value(name, metric.new)}"
@@ -306,19 +304,11 @@ def is_news(verdict: Verdict) -> bool:
     return not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice)
 
 
-class ReportedCauses:
-    """The causes that a report has shown so far, each with its first case."""
-
-    def __init__(self) -> None:
-        self._first: dict[Hashable, str] = {}
-
-    def reference(self, verdict: Verdict) -> str:
-        """Return a line on the first case with the same cause; empty for that case itself."""
-        cause = _shared_cause(verdict)
-        first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id
-        if first == verdict.case_id:
-            return ""
-        return f"the same cause as in {first}, above"
+def reference(verdict: Verdict, shown: dict[Hashable, str]) -> str:
+    """Return a line on the first case that ``shown`` has with the same cause; "" for itself."""
+    cause = _shared_cause(verdict)
+    first = shown.setdefault(cause, verdict.case_id) if cause else verdict.case_id
+    return f"the same cause as in {first}, above" if first != verdict.case_id else ""
 
 
 def _shared_cause(verdict: Verdict) -> Hashable:

@@ -12,14 +12,21 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, UNWANTED, format_value
 from stepguard.core.question import Question
 from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.recording import (
+    KEPT_RECORDINGS,
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    Recording,
+    on_same_steps,
+)
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import Joins, MetricVerdict, Verdict
@@ -202,9 +209,7 @@ def _place(
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
-    """Tell whether no other metric moved, and no recording of the epoch has the new ones: the
-    newest may lack what an older one has.
-    """
+    """Tell whether no other metric moved, and no recording of the epoch has the new ones."""
     new = {m.status for m in verdict.moved} == {Status.NO_BASELINE}
     return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import METRICS
-from stepguard.core.recording import Recording
+from stepguard.core.recording import SCHEMA, BaselineFile, Entry, Recording
 from stepguard.judge.compare_profiles import restored
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, read, restore

@@ -83,9 +83,7 @@ class Store:
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
     def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write a comparison beside the case's evidence. It cannot be accepted: its launches
-        differ.
-        """
+        """Write a comparison, which cannot be accepted: its launches differ."""
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
     def _runs(self) -> list[Path]:
@@ -206,9 +204,7 @@ def pairs_beside(evidence: Path) -> Comparison | None:
 
 
 def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
-    """Return a case's newest evidence below a folder, and the pairs beside it, or pairs alone.
-    Raises FileError if there is neither.
-    """
+    """Return a case's newest evidence below a folder, with its pairs if any, or FileError."""
     seen = set[str]()
     # Names of runs sort by time.
     for folder in sorted((path.parent for path in chain(*kept_files(source))), reverse=True):

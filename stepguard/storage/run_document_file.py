@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.device import GPU
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import Said
+from stepguard.core.recording import BaselineFile
 from stepguard.core.run_document import PAGE_MARK, SCHEMA, SUFFIXES, RunDocument
 from stepguard.core.text import listed
 from stepguard.machine.git.revision import is_tracked
@@ -56,9 +56,7 @@ def put(path: Path, text: str) -> str:
 
 
 def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
-    """Return why a document may not replace a file; empty if that is empty or an earlier document,
-    and no link or device.
-    """
+    """Return why a document may not replace a file; "" for an empty one or a document."""
     if not os.path.lexists(path):
         return ""
     if not path.is_file() or path.is_symlink():

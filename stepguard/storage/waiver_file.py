@@ -7,9 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.permission import Permission
-from stepguard.core.recording import Count, Text
+from stepguard.core.recording import BaselineFile, Count, Text
 from stepguard.core.text import meant
 from stepguard.judge.waiver_rules import MAX_PCT, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
@@ -97,9 +96,7 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the case's waiver of a metric, or all of them if ``metric`` is empty. Raises FileError
-    if there is none.
-    """
+    """Remove the case's waiver of a metric, or all ("" is any). Raises FileError without one."""
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
     kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
     if len(kept) == len(waivers):

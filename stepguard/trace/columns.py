@@ -5,9 +5,11 @@ One row is one event. Names are numbers into ``Trace.names``: a gigabyte of even
 thousand different ones.
 """
 
+from collections import defaultdict
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -23,15 +25,13 @@ Bools = NDArray[np.bool_]
 OPERATOR, ANNOTATION, CALL, PYTHON, OVERHEAD = range(5)
 # Kinds of records of the GPU.
 KERNEL, COPY, FILL = range(3)
+LaunchShape = tuple[tuple[int, ...], tuple[int, ...]]  # the grid and block of a kernel's launch
 NONE = -1  # no correlation, no operator, no stream
 
 
-class Numbers(dict[Any, int]):
-    """A dict that gives each new key the next number, from 0 on."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
+def numbers() -> "defaultdict[Any, int]":
+    """Return a dict that gives each new key the next number, from 0 on."""
+    return defaultdict(count().__next__)
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,6 @@ class Differentiated(_Table):
 
 
 NO_OPERATORS = Differentiated(np.empty(0), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """The grid and block of a kernel's launch."""
-
-    grid: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,7 @@ class StepCalls:
 
 
 def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
-    """Return the calls in each of ``steps`` marked steps, by time. Raises RuntimeError if one is
-    missing: a count from an incomplete trace would be wrong.
-    """
+    """Return the calls in each marked step, by time. Raises RuntimeError if a step is missing."""
     with sound_events():
         sizes = _gloo_sizes(events)
         records = records_of(events, ("gpu_memcpy", "gpu_memset"))
@@ -183,9 +181,7 @@ def _holds(outer: Event, inner: Event) -> bool:
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> list[tuple[str, int | None]]:
-    """Return each collective's name and payload in bytes, None if unknown. gloo notes the type in
-    its own threads (``sizes``).
-    """
+    """Return each collective's name and bytes, None if unknown. gloo notes types (``sizes``)."""
     messages: list[tuple[str, int | None]] = []
     noted = [e for e in operators if e.name == "record_param_comms"]
     for event in operators:
@@ -222,9 +218,7 @@ def _described(name: str, size: int | None) -> str:
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
-    """Return the bytes of an element, by gloo's collective and number of elements; none of several
-    types.
-    """
+    """Return an element's bytes, by gloo's collective and number of elements, if of one type."""
     noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
         if event.cat == "user_annotation" and event.name.startswith("gloo:"):

@@ -27,7 +27,6 @@ from stepguard.trace.columns import (
     Floats,
     Host,
     Ints,
-    LaunchShape,
     Trace,
     look_up,
     taken,
@@ -304,7 +303,7 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
     operators = _operators(analysis, rows[first])
     order = np.argsort(-total.sum(axis=1), kind="stable")
-    shapes = (*analysis.trace.shapes, LaunchShape())
+    shapes = (*analysis.trace.shapes, ((), ()))
     return [
         KernelRow(
             name=(name := analysis.trace.names[groups[0, i]]),
@@ -313,8 +312,8 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
             phase=analysis.phases[groups[2, i]],
             calls=_series(calls[i]),
             us=_series(total[i]),
-            grid=shapes[groups[1, i]].grid,
-            block=shapes[groups[1, i]].block,
+            grid=shapes[groups[1, i]][0],
+            block=shapes[groups[1, i]][1],
             operator=operators[i],
             source=_source(analysis, int(analysis.windows.call_of_record[rows[first[i]]])),
             code=analysis.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
@@ -326,9 +325,7 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
 
 
 def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the different columns, where each of them comes first, and for every column of ``key``
-    the index of its group.
-    """
+    """Return the different columns, where each comes first, and the group of every column."""
     groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
     return groups, first, member.reshape(-1)
 

@@ -67,9 +67,7 @@ _IDLE_LIMIT = timedelta(hours=6)  # longer than the real limits, which the host 
 
 
 class Channel:
-    """Commands in, and one reply out for all ranks, in a group of its own beside torch's default
-    one.
-    """
+    """Commands in, and one reply out for all ranks, in a group beside torch's default one."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))

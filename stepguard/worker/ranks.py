@@ -45,9 +45,7 @@ _SAYS = "\n[stepguard: {} bytes of output are left out here, more than {} were p
 
 
 def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
-    """Run a node's ``ranks``, which join node 0 at ``address`` and ``port``, until all have ended
-    or one has failed. Return the exit status.
-    """
+    """Run a node's ``ranks`` until all have ended or one failed. Return the exit status."""
     kind = StaticTCPRendezvous if nodes > 1 else OneNode
     token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # the same on all nodes
     spec = WorkerSpec(
@@ -111,9 +109,7 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
 
     def _reap(self, options: int, victim: bool = False) -> list[Ending]:
-        """Return and note the endings of ranks that are gone. ``victim``: the agent ended them.
-        Also limit what ranks printed.
-        """
+        """Return and note the endings of ranks that are gone; limit what ranks printed."""
         endings = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
@@ -217,9 +213,7 @@ def bound_output(left_out: dict[Path, int]) -> None:
 
 
 def _cut(path: Path, size: int, before: int) -> int:
-    """Remove the middle of a file of ``size`` bytes. Return how many bytes of the rank's output
-    that removes. ``before``: how many were removed earlier.
-    """
+    """Remove the middle of a file. Return how many bytes of the rank's output that removes."""
     # After the first time the middle begins with the notice, which is not the rank's output.
     said = len(_SAYS.format(before, MOST_BYTES)) if before else 0
     left_out = size - 2 * KEPT_BYTES - said

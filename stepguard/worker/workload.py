@@ -32,9 +32,7 @@ class BadWorkload(Exception):
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
-    """Call ``package.module:function`` with parameters and device. Raises BadWorkload for a wrong
-    name, parameter or result; a ValueError of the factory passes through.
-    """
+    """Call ``package.module:function``. Raises BadWorkload for a wrong name or result."""
     with _saying_where():
         function = find_function(factory)
     signature = inspect.signature(function)

@@ -24,10 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_documents import COMMIT, measured, run_document
 
-from stepguard.core.baseline import Entry
 from stepguard.core.metrics import OPERATORS, default_gates
 from stepguard.core.permission import Permission
-from stepguard.core.recording import RecordedDifference
+from stepguard.core.recording import Entry, RecordedDifference
 from stepguard.core.run_document import (
     CaseState,
     End,

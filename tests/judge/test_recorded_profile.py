@@ -10,11 +10,10 @@ from alarms import by_recordings, confirmed, ended, to_confirm
 from builders import CASE, COUNTS, evidence, recording, replace, with_counts
 from comparisons import alike
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Work, added
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import RecordedProfile
+from stepguard.core.recording import Entry, Epoch, RecordedProfile
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain

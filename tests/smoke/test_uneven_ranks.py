@@ -5,9 +5,9 @@ from factories import COLLECT_S
 from short_launches import measured_alone
 
 from stepguard import Case
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import Entry, Epoch
 from stepguard.core.status import Status
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored

@@ -20,11 +20,11 @@ from builders import (
 )
 from git_repositories import git, repository
 
-from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import KEPT_RECORDINGS
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict

@@ -9,9 +9,8 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.pair_statistics import by_plan
+from stepguard.judge.pair_statistics import MOST_PAIRS, by_plan
 from stepguard.judge.rules import changed_kernels, on_cpu, same_step
-from stepguard.judge.sequential_plan import MOST_PAIRS
 
 
 def decision(comparison: Comparison) -> Decision | None:

@@ -120,9 +120,7 @@ def why_not_judged(comparison: Comparison) -> str:
 
 
 def unexplained_sds(steps: Sequence[float], explained: Sequence[float]) -> float:
-    """Return the part of the steps' mean that the kernels do not explain, in standard deviations of
-    such a mean of unchanged code. Both have a log-ratio for each pair.
-    """
+    """Return the mean that the kernels do not explain, in standard deviations of one."""
     longer = fmean(steps)
     least, most = range_in_step(fmean(explained))
     rest = longer - min(max(longer, least), most)

@@ -144,9 +144,7 @@ def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def survey(text: str, root: Path) -> Launcher:
-    """Ask every node that ``text`` starts on to describe itself. Raises LauncherError if it cannot
-    measure.
-    """
+    """Ask every node to describe itself. Raises LauncherError if it cannot measure."""
     launcher = describe_nodes(text, root)
     if problem := unfit(launcher.nodes, machine_id()):
         raise LauncherError(problem)

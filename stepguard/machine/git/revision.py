@@ -105,9 +105,7 @@ class Checkout:
 
 
 def current(root: Path, baselines: Path | None) -> Revision:
-    """Return the revision of ``root``; an empty one without a repository or git. Files of
-    ``baselines`` may differ; None: no file may.
-    """
+    """Return the revision of ``root``; empty without git. Files of ``baselines`` may differ."""
     return checkout(root).revision(baselines)
 
 
@@ -200,9 +198,7 @@ def is_tracked(path: Path) -> bool:
 
 
 def tracked_files(root: Path, *paths: Path) -> list[str]:
-    """Return which of these files, and of the files in these folders, git tracks. The names are
-    relative to ``root``. Empty if git fails.
-    """
+    """Return which of these files, or files in these folders, git tracks; empty if git fails."""
     # A submodule's files count as tracked: the outer commit names the submodule's commit.
     listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
     return [path for path in (listed or "").split("\0") if path]

@@ -36,9 +36,7 @@ def exclusive(
     folder: Path = FOLDER,
     limit_s: float = WAIT_LIMIT_S,
 ) -> Iterator[None]:
-    """Lock the GPUs during the block. Raises GpuLocked if another process still has one after
-    ``limit_s``.
-    """
+    """Lock the GPUs during the block, or raise GpuLocked after ``limit_s``."""
     until = time.monotonic() + limit_s
 
     @contextlib.contextmanager

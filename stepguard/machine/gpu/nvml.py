@@ -176,9 +176,7 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows. Raises MachineError if a driver does not
-    answer.
-    """
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, or raise MachineError."""
     return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -259,9 +257,7 @@ class Sampler:
         return ""
 
     def poll(self) -> list[Sample | None]:
-        """Return a sample of every GPU, None for one that cannot be read. Empty if the last poll
-        was less than SAMPLE_S ago.
-        """
+        """Return a sample of each GPU, None for an unreadable one; empty within SAMPLE_S."""
         now = time.monotonic()
         if now < self._next:
             return []

@@ -76,9 +76,7 @@ def unique_graphs() -> int:
 
 
 def generated_kernels() -> int:
-    """Return how many kernels were generated for this process's graphs, which torch also stores
-    with a cached graph.
-    """
+    """Return how many kernels were generated for this process's graphs, stored ones too."""
     metrics = sys.modules.get("torch._inductor.metrics")
     return int(getattr(metrics, "generated_kernel_count", 0))
 
@@ -287,9 +285,7 @@ def count_graphs(tally: Tally, counted: RankStep) -> None:
 
 
 def count_recompiles(tally: Tally, seen: Recompiles) -> None:
-    """Count compilations while ``seen`` was active, and functions that torch gave up, which would
-    look steady otherwise.
-    """
+    """Count compilations while ``seen`` was active, and functions that torch gave up."""
     given_up = [site for site in recompile_limits() if site not in seen.sites]
     sites = merge([*seen.sites, *given_up])
     tally.add("recompiles", [seen.compilations + len(given_up)], sites=[sites])

@@ -105,9 +105,7 @@ def _attributes(content: bytes) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[dict[str, int]]:
-    """Return for each cubin how many instructions it has, without padding, and of some kinds.
-    Raises CubinError unless all are of one architecture.
-    """
+    """Return how many instructions each cubin has, and of some kinds. Raises CubinError."""
     first, *others = sorted({cubin.architecture for cubin in cubins})
     if others:
         raise CubinError(f"kernels are of several architectures: {first}, {', '.join(others)}")

@@ -1,5 +1,7 @@
 """Find where bytes that outlive their step were allocated, and the storages of the tensors that
-Python can reach, by the address of their data.
+Python can reach, by the address of their data. Find the nodes of autograd's graph that outlive
+their step, too: ``total = total + loss`` keeps the graph of every step so far. The backward pass
+frees its tensors, so no byte leaks, but the nodes take host memory, which nothing else counts.
 
 Between steps these are all bytes that are alive at the end of a step. For a leak they are the
 storages of some steps that outlive the steps after them.
@@ -10,7 +12,8 @@ torch's operators did not allocate has no line.
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +21,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.device import CPU
-from stepguard.core.metrics import BETWEEN_STEPS, LEAK
+from stepguard.core.metrics import BETWEEN_STEPS, GRAPH_NODES, LEAK
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import live_objects, of_classes
-from stepguard.worker.counters.locate import Origins, site_at
+from stepguard.worker.counters.locate import Origins, locate, qualified, site_at
 from stepguard.worker.counters.syncs import by_place, site_here
 from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally, per_step
 from stepguard.worker.counters.tensor_devices import storages
@@ -38,6 +41,9 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
     torch.sparse_csc: _BY_COLUMN,
     torch.sparse_bsc: _BY_COLUMN,
 }
+# Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.
+_MADE_AT, _STEP = "traceback_", "stepguard.step"
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 # Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
 _unheard = torch._C.DisableTorchFunctionSubclass
 
@@ -188,3 +194,91 @@ def _has_bytes(kind: Any) -> bool:
     __torch_dispatch__ wraps other tensors, or has no bytes (FakeTensor).
     """
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def nodes_alive(frozen: int) -> int:
+    """Return the number of nodes that living tensors and living Python objects lead to."""
+    return len(_nodes(frozen))
+
+
+def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
+    """Add the lines that made graphs that grow, in nodes a step, without the compiler."""
+    if not counted.any_rank(tally.values.get(GRAPH_NODES, 0) > 0):
+        return
+    with torch.compiler.set_stance("force_eager"):
+        for number in range(LEAK_STEPS):
+            with torch.autograd.set_detect_anomaly(True, check_nan=False):
+                counted.step()
+            for node in _nodes(counted.frozen).values():
+                node.metadata.setdefault(_STEP, number)
+        counted.run_period()  # it replaces what is not kept for good
+    kept = [n for n in _nodes(counted.frozen).values() if _MADE_AT in n.metadata]
+    if sites := _places(kept):
+        tally.sites[GRAPH_NODES] = tuple(sites)
+
+
+def _nodes(frozen: int) -> dict[int, Any]:
+    """Return, by id(), the nodes that living tensors and Python objects lead to."""
+    nodes: dict[int, Any] = {}
+    waiting = list(_held(live_objects(frozen)))
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in nodes:
+            nodes[id(node)] = node  # keeps the node alive, so that its identity is not reused
+            waiting += _following(node)
+    return nodes
+
+
+def _held(things: list[Any]) -> Iterator[Any]:
+    with _unheard():
+        for thing in of_classes(things, _may_hold):
+            if not issubclass(type(thing), torch.Tensor):
+                yield thing
+            elif (node := thing.grad_fn) is not None:
+                yield node
+
+
+def _may_hold(kind: Any) -> bool:
+    return issubclass(kind, torch.Tensor) or hasattr(kind, "next_functions")
+
+
+def _following(node: Any) -> list[Any]:
+    return [following for following, _ in node.next_functions if following is not None]
+
+
+def _places(kept: Sequence[Any]) -> list[Site]:
+    """Return where the last node of each step's graph was made. A Site's count is in nodes a step:
+    those of its own step that the last node leads to. In a sum over steps the last node is the
+    addition. In a list of losses it is the loss.
+    """
+    sites: list[Site] = []
+    of_steps: dict[int, list[Any]] = {}
+    for node in kept:
+        of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
+    for nodes in of_steps.values():
+        inside = {id(node) for node in nodes}
+        followed = {id(following) for node in nodes for following in _following(node)}
+        for last in (node for node in nodes if id(node) not in followed):
+            if count := _take(last, inside):
+                sites.append(_site(last, count))
+    return per_step(sites)[:PLACES]
+
+
+def _take(last: Any, inside: set[int]) -> int:
+    """Remove the nodes that ``last`` leads to, and itself. Return how many they are."""
+    waiting, taken = [last], 0
+    while waiting:
+        node = waiting.pop()
+        if id(node) in inside:
+            inside.remove(id(node))
+            taken += 1
+            waiting += _following(node)
+    return taken
+
+
+def _site(node: Any, count: int) -> Site:
+    """Return where a node was made. torch's record of the stack ends with the innermost frame."""
+    called = [frame for text in reversed(node.metadata[_MADE_AT]) for frame in _FRAME.findall(text)]
+    stack = [(file, int(line), name) for file, line, name in called]
+    place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
+    return site_at(f"graph kept by {node.name()}", place, count=count)

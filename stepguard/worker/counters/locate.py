@@ -78,9 +78,7 @@ def torchs_phase(innermost: FrameType | None) -> str:
 
 
 def phase_at(innermost: FrameType | None) -> str:
-    """Return the phase that runs now: "backward", also if it computes forward again, "optimizer",
-    "forward" in a module, or "".
-    """
+    """Return the phase that runs now: "backward", "optimizer", "forward" in a module, or ""."""
     if phase := torchs_phase(innermost):
         return phase
     if torch._C._current_graph_task_id() != -1:  # a thread of autograd's has no frame that shows it
@@ -200,9 +198,7 @@ def enclosing(file: str, line: int) -> Function | None:
 
 
 def qualified(file: str, line: int, name: str) -> str:
-    """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``; the bare
-    name without readable source.
-    """
+    """Return ``Block.forward`` for ``forward``; the bare name without readable source."""
     resumed = _RESUMED.match(name)
     name = resumed[1] if resumed else name
     function = enclosing(file, line)

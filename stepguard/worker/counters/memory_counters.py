@@ -27,13 +27,14 @@ from stepguard.core.site import Site
 from stepguard.worker import torch_device
 from stepguard.worker.counters.collector import collect, collect_frozen, own_collections
 from stepguard.worker.counters.garbage import locate_garbage
-from stepguard.worker.counters.graph_nodes import locate_graph_nodes, nodes_alive
 from stepguard.worker.counters.kept_memory import (
     bytes_of,
     gradients,
     live_storages,
     live_tensor_bytes,
+    locate_graph_nodes,
     locate_kept,
+    nodes_alive,
 )
 from stepguard.worker.counters.syncs import site_here
 from stepguard.worker.counters.tally import (

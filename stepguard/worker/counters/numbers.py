@@ -236,9 +236,7 @@ def _is_option(value: object) -> bool:
 
 
 def _said(value: object) -> object:
-    """Return an option's value in one form, whatever its type. The last digits of a schedule follow
-    from the order of its products.
-    """
+    """Return an option's value in one form. A schedule's last digits follow from the order."""
     if isinstance(value, list | tuple):
         return tuple(map(_said, value))
     if isinstance(value, Tensor):

@@ -71,9 +71,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += direct
 
     def callers(self) -> dict[str, dict[str, int]]:
-        """Return the callers of each "file function", with how many operators the function calls
-        for each of them: 0 if only functions that it calls do.
-        """
+        """Return the callers of each "file function", with the operators it calls for each."""
         return {function: dict(counts) for function, counts in self._callers.items()}
 
     def sites(self) -> tuple[Site, ...]:

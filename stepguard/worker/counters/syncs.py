@@ -116,9 +116,7 @@ def count_syncs(
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines: the n-th of a kind gets the n-th of ``seen``. If
-    the numbers of a kind differ, its calls get no lines.
-    """
+    """Return the trace's calls with the lines ``seen``, kind by kind if as many."""
     sites: list[Site] = []
     # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
     for kind in (*SYNC_KINDS, "copy"):
@@ -156,9 +154,7 @@ def _call(sync: Sync) -> str:
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return one Site for each line: ``print(loss)`` waits eight times in four ways. Phases are
-    joined: "forward, each micro-step".
-    """
+    """Return one Site for each line: ``print(loss)`` waits eight times in four ways."""
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         place = site.key[1:] if site.file else ("", site.what)

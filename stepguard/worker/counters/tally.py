@@ -86,9 +86,7 @@ class Tally:
         by_step: Sequence[Mapping[str, int]],
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Add the sum of each step's parts, with the parts as detail. If parts are judged, steps
-        with equal sums and other parts differ, too.
-        """
+        """Add the sums of each step's parts, with the parts as detail; judged parts may differ."""
         seen = [sum(parts.values()) for parts in by_step]
         other_parts = METRICS[metric].parts and any(parts != by_step[0] for parts in by_step)
         differ = other_parts or len(set(seen)) > 1

@@ -69,9 +69,7 @@ INSIDE_OF_MODE = (
 
 
 def workload_of(case: Case, device: str, timed_s: float = 0.0) -> Any:
-    """Return what the case's factory makes, or its loop after one step. ``timed_s``: seconds of a
-    launch's timed steps. Raises BadWorkload.
-    """
+    """Return what the factory makes, or its loop after one step. Raises BadWorkload."""
     if case.loop is None:
         return build(case.workload, dict(case.params), device)
     return LoopedWorkload(case, device, timed_s)
