@@ -25,7 +25,6 @@ from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
-    LauncherError,
     describe_nodes,
     machine_id,
     named_launcher,
@@ -89,7 +88,7 @@ def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
     """Yield a part's findings. An exception that ends the part becomes an error."""
     try:
         yield from part
-    except (FileError, LauncherError, MachineError) as error:
+    except (FileError, MachineError) as error:
         yield "ERROR", str(error)
 
 

@@ -32,7 +32,6 @@ from stepguard.cli import (
 )
 from stepguard.cli.common import UsageError, complain
 from stepguard.core import former
-from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # see __main__.py
         raise
-    except (FileError, LauncherError, MachineError, OSError, TreeError, ValueError) as error:
+    except (FileError, MachineError, OSError, TreeError, ValueError) as error:
         complain(error)
         return 1
     except KeyboardInterrupt:

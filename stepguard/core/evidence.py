@@ -1,8 +1,6 @@
-"""Evidence: all that one run measured of one case, with the raw samples.
-
-Workers send rank reports. measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
-judge reads nothing else. Evidence is frozen and survives JSON without loss.
-judge/summarise_evidence.py computes its figures, once.
+"""Evidence: all that one run measured of one case, with the raw samples. The judge reads nothing
+else. It is frozen and survives JSON without loss. judge/summarise_evidence.py computes its figures,
+once.
 """
 
 import math

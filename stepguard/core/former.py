@@ -1,8 +1,6 @@
 """Former names: metrics, gates, reasons, options and commands that are gone. Only this table has
-them.
-
-Files that people keep still have such names: recordings, evidence, run documents and cases. What a
-reader finds of them is ignored, and a run says so once. Behind each name is what serves instead.
+them. Files that people keep still do; what a reader finds of them is ignored, and a run says so
+once. Behind each name is what serves instead.
 """
 
 import argparse

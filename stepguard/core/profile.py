@@ -5,6 +5,7 @@ Every figure has a value for each profiled step. Their scatter shows whether two
 each step: compute + exposed communication + exposed copies + idle = step.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar
@@ -229,6 +230,14 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     for row in rows:
         by_key.setdefault(key(row), []).append(row)
     return by_key
+
+
+def summed(counts: Iterable[tuple[Key, int]]) -> "Counter[Key]":
+    """Return the sum of each key's counts."""
+    total: Counter[Key] = Counter()
+    for key, count in counts:
+        total[key] += count
+    return total
 
 
 def by_class(profile: Profile) -> dict[str, float]:

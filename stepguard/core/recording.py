@@ -1,5 +1,4 @@
-"""A recording: the figures of one evidence. judge/summarise_evidence.py makes it. The figures of
-this run and those of a baseline file have this type.
+"""A recording: the figures of one evidence, of this run's or of a baseline file's.
 
 A baseline file holds cases. A case holds epochs, oldest first. An epoch holds the recordings of one
 level. An accepted change of level opens a new epoch. Runs are compared only with the last epoch.
@@ -14,6 +13,7 @@ import msgspec
 
 from stepguard.core.margins import Margins, margins_of
 from stepguard.core.metrics import METRICS, OPERATORS, PEAK
+from stepguard.core.profile import grouped, summed
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
 
@@ -189,11 +189,8 @@ def without_labels(recording: Recording) -> Recording:
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
     """Return how often each operator is called, by "file function: source", without lines."""
-    by_place: dict[str, dict[str, int]] = {}
-    for site in sites:
-        calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})
-        calls[site.what] = calls.get(site.what, 0) + site.count
-    return by_place
+    by_place = grouped(sites, lambda site: f"{site.file} {site.function}: {site.text}")
+    return {at: dict(summed((s.what, s.count) for s in mine)) for at, mine in by_place.items()}
 
 
 def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:

@@ -1,8 +1,6 @@
-"""The document of a run: what was asked for, what became of every case, what was measured.
-
---perf-json writes it. Reports and the gate on another machine know only the document. So a run that
-failed, stopped or was refused writes one, too. Paths are relative to the project's folder.
-storage/run_document_file.py reads it from a file.
+"""The document of a run: what was asked for, what became of every case, what was measured. Reports
+and the gate on another machine know only the document. So a run that failed, stopped or was refused
+writes one, too. Paths are relative to the project's folder.
 """
 
 import re

@@ -1,8 +1,6 @@
-"""Read JSON documents strictly: fields have their types, a key occurs once, and numbers are finite
-and not huge.
-
-The whole document is refused if any part of it cannot be trusted: a gate that skips what it does
-not understand turns green by accident. Time and memory are linear in the size. No I/O.
+"""Read JSON documents strictly: fields have their types, a key occurs once, numbers are finite and
+not huge. The whole document is refused if any part of it cannot be trusted: a gate that skips what
+it does not understand turns green by accident. Time and memory are linear in the size. No I/O.
 """
 
 import json

@@ -1,10 +1,8 @@
 """Explain the difference of two profiles: causes, sorted by their time, that add up to it.
 
 A step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
-and idle time by cause. Each term has a value for each step, so its difference can be compared with
-the scatter between the steps of one profile. A term within that scatter is no cause; the sum of
-such terms is ``Explanation.scatter_us``. Causes and scatter always add up to the difference. If a
-side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
+and idle time by cause. A term within the scatter of the steps of one profile (scatter.py) is no
+cause; the sum of such terms is ``Explanation.scatter_us``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,11 +1,6 @@
-"""Under which conditions two measurements were made, and which conditions differ. Pure.
-
-The screen, acceptance, pairs, the ranks of a launch, the nodes of a job and the history ask this
-module. Each caller says which tags matter to it.
-
-Whether two steps do the same work is another question (judge/rules/same_step.py). Settings of
-torch and Python that a workload changes have no tag: a counter counts them, and a step with other
-settings is CHANGED.
+"""Under which conditions two measurements were made, and which conditions differ. Pure. Each caller
+says which tags matter to it. Whether two steps do the same work is another question
+(judge/rules/same_step.py). Settings that a workload changes have no tag: a counter counts them.
 """
 
 from collections.abc import Collection, Iterable, Mapping

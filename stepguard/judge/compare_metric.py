@@ -1,9 +1,8 @@
-"""Compare one metric of a case with recordings, or with another revision: a time, a difference, a
-count.
+"""Compare one metric of a case, a time, a difference or a count, with recordings or another
+revision.
 
-Both sides have one type. ``now`` is this run's summary. ``past`` are comparable recordings of one
-epoch, oldest first, or only the other revision's summary. A count is that of the rank that counts
-most, or of another rank if its verdict is worse.
+Both sides have one type. ``past`` are comparable recordings of one epoch, oldest first, or only the
+other revision's summary. A count is that of the rank that counts most, or has the worse verdict.
 """
 
 import math
@@ -16,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, NUMBERS, OPERATOR_METRICS, PEAK
+from stepguard.core.profile import summed
 from stepguard.core.reason_sentences import OverSteps, OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
@@ -197,11 +197,11 @@ def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
 
 def _calls_at_lines(metric: str, of: Recording, allowed: bool) -> Counter[tuple[str, ...]]:
     """Return how often each line makes calls that are allowed, or such that are not."""
-    calls: Counter[tuple[str, ...]] = Counter()
-    for site in of.sites.get(metric, ()):
-        if site.file and bool(site.allowed) is allowed:
-            calls[_unmarked(site)] += site.count
-    return calls
+    return summed(
+        (_unmarked(site), site.count)
+        for site in of.sites.get(metric, ())
+        if site.file and bool(site.allowed) is allowed
+    )
 
 
 def _unmarked(site: Site) -> tuple[str, ...]:

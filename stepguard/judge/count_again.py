@@ -84,8 +84,8 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
         elif usual := _usual(name, first, again):
-            counts = with_count(counts, name, usual)
-            counts = replace(counts, of_both=counts.of_both | {name: (*each[0], *each[1])})
+            of_both = counts.of_both | {name: (*each[0], *each[1])}
+            counts = with_count(counts, name, usual, of_both=of_both)
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
@@ -126,8 +126,8 @@ def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts
 
 def _undecided(counts: Counts, name: str, why: str) -> Counts:
     # Its places are kept: they show where it differs.
-    counts = with_count(counts, name, Counts({}, sites=counts.sites))
-    return replace(counts, unstable=counts.unstable | {name: why})
+    unstable = counts.unstable | {name: why}
+    return with_count(counts, name, Counts({}, sites=counts.sites), unstable=unstable)
 
 
 def _steps(name: str, of: Counts, other: Counts) -> Sequence[int]:
@@ -164,13 +164,12 @@ def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> st
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
 
 
-def with_count(counts: Counts, name: str, of: Counts) -> Counts:
+def with_count(counts: Counts, name: str, of: Counts, **others: Any) -> Counts:
     """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
-    tables: dict[str, Any] = {}
     for table in ("values", "lists", "detail", "sites", "by_rank"):
         figures = {**getattr(counts, table)}
         figures.pop(name, None)
         if name in getattr(of, table):
             figures[name] = getattr(of, table)[name]
-        tables[table] = figures
-    return replace(counts, **tables)
+        others[table] = figures
+    return replace(counts, **others)

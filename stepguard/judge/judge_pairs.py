@@ -1,16 +1,8 @@
 """Judge an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
-The first line that applies decides:
-
-* the machine or HEAD's step failed;
-* the other tree cannot run the case;
-* the two trees do not do the same work;
-* a measurement contradicts itself or is not complete;
-* work differs, waste rose, or a price rose that no gain pays for: no further pair is needed;
-* the step time by its pairs (judge/rules/);
-* a counter fell.
-
-If a measurement is undecided, a counter that is known to have moved decides.
+The first rule of refusal() that applies decides, then work and waste, then the step time by its
+pairs (judge/rules/), then other counters. If a measurement is undecided, a counter that is known to
+have moved decides.
 """
 
 import math

@@ -1,11 +1,5 @@
-"""The screen: the comparison of a run with the stored recordings of its case.
-
-The first line that applies decides:
-
-* the measurement is not sound;
-* there is no recording;
-* the recordings cannot be compared;
-* each metric by itself: the worst decides.
+"""The screen: compare a run with the recordings of its case. If the run is sound and has comparable
+recordings, each metric is judged by itself, and the worst decides.
 """
 
 from collections.abc import Sequence

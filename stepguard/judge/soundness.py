@@ -1,14 +1,6 @@
-"""Rules for a measurement by itself, without a baseline: it must be complete and plausible.
-
-The first line that applies decides:
-
-* a worker or the machine failed, or the run was ended;
-* launches are missing;
-* the measurement contradicts itself or the hardware;
-* it never got steady;
-* a gated metric is missing, or differs between steps.
-
-Pairs are measured again if something beside the code may have slowed a side down.
+"""Rules for a measurement by itself, without a baseline: it must be complete and plausible. The
+first rule that applies decides. Pairs are measured again if something beside the code may have
+slowed a side down.
 """
 
 import math

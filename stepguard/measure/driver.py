@@ -45,7 +45,6 @@ from stepguard.measure.warm_up import Protocol, protocol_of
 SEGMENTS_LIMIT_S = 120.0  # in addition to three times their expected time
 PROFILE_LEAD_S = 0.5  # steps before a profile: what came before may have left other clocks
 DIFFERENCES = ("sync_overhead",)
-COUNTING = "counting launch"
 FIRST = "first launch"  # of each of two trees
 NAMES = ("head", "base")
 
@@ -288,7 +287,7 @@ class Driver:
         state.together = state.together and self._first
 
     def _count_alone(self, tree: int, names: tuple[str, ...]) -> None:
-        turns.count_alone(self._sides[tree], self._protocol, COUNTING, names)
+        turns.count_alone(self._sides[tree], self._protocol, names)
         state = self._state
         state.uncounted = tuple(one for one in state.uncounted if one != tree)
 

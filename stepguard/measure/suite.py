@@ -91,49 +91,6 @@ def in_tree(bench: Bench, tree: Tree, case: Case) -> Bench:
     return replace(bench, root=tree.root, revision=at, own=tree.top, forbidden=(tree.base,))
 
 
-def answer_alarm(
-    case: Case,
-    bench: Bench,
-    evidence: Evidence,
-    recorded: tuple[str, str],
-    asked: Question,
-    progress: Progress,
-    keep: Callable[[Comparison], Comparison],
-    budget_s: float,
-) -> tuple[Answer, Comparison | None]:
-    """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
-    that were kept. ``recorded``: the commit, and the branch that must contain it (empty: main).
-    """
-    chosen = commit_for_confirmation(bench.root, *recorded)
-    if answer := _without_pairs(bench, evidence, chosen):
-        return answer, None
-    # FLOPs are counted as well: times of trees that do other work are not compared.
-    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-    # The next case begins with a launch of HEAD alone, so none of these launches starts it.
-    alone = replace(bench, ahead=Ahead())
-    front = f"confirming, {budget_s / 60:.0f} min at most"
-    notices: list[str] = []
-    try:
-        with tree_of(bench.root, chosen.commit, notices.append) as tree:
-            pairs = measure_beside(
-                times,
-                alone,
-                Other(tree),
-                asked,
-                lambda text: progress(f"{front}: {text}"),
-                keep,
-                budget_s=budget_s,
-            )
-    except TreeError as error:
-        return Answer(failed=str(error)), None
-    for notice in notices:
-        progress(notice)
-    kept = keep(pairs)
-    if kept.head.tree_changed:
-        return Answer(failed=Reason.TREE_CHANGED.phrase), kept
-    return Answer(chosen.how, pairs, chosen.own), kept
-
-
 def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
     if evidence.tree_changed:  # nobody knows what was measured
         return Answer(failed=Reason.TREE_CHANGED.phrase)
@@ -144,28 +101,6 @@ def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer |
     if chosen.commit == bench.revision.commit and of_commit:
         return Answer(chosen.how, same_code=True)
     return None
-
-
-@dataclass
-class Budget:
-    """The seconds that a run may still use for pairs, shared equally among the cases to come."""
-
-    left_s: float
-    cases: int
-
-    def share_s(self) -> float:
-        """Return how many seconds the next case may take."""
-        return max(0.0, self.left_s / max(1, self.cases))
-
-    @contextlib.contextmanager
-    def charged(self) -> Iterator[None]:
-        """Charge a case with the time of the block. The others get what is left of its share."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.left_s -= time.monotonic() - began
-            self.cases -= 1
 
 
 @dataclass(frozen=True)
@@ -204,7 +139,9 @@ class Suite:
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
     permissions: tuple[Permission, ...] = ()
-    budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
+    # The seconds that are left for pairs, shared equally among the cases to come.
+    budget_s: float = 60 * BUDGET_MIN
+    cases: int = 1
     alpha: float = ALPHA  # level of each case that pairs judge; pairs of an alarm have ALPHA
     # What is measured may be recorded. So all that is planned is measured, also once it is certain
     # that nothing moved.
@@ -280,7 +217,7 @@ class Suite:
             self.notices.append(f"{case.id}: the compile cache could not be set aside: {error}")
             return failed
         for _ in range(2):
-            self.budget.cases += 1  # the case is charged for each pass
+            self.cases += 1  # the case is charged for each pass
             result = self._measure(case, progress)
             if _failures(result) or result.ended:
                 break
@@ -307,7 +244,20 @@ class Suite:
     def longest_s(self, case: Case) -> float | None:
         """Return how many seconds a case's pairs may take; None without such a limit."""
         timed = self.in_pairs and JUDGED_TIME in judged(case)
-        return self.budget.share_s() if timed else None
+        return self._share_s() if timed else None
+
+    def _share_s(self) -> float:
+        return max(0.0, self.budget_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def _charged(self) -> Iterator[None]:
+        """Charge a case with the time of the block. The others get what is left of its share."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.budget_s -= time.monotonic() - began
+            self.cases -= 1
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
@@ -327,23 +277,48 @@ class Suite:
         evidence_path = self._store.keep(self.bench.folder, case.slug, evidence)
         asked, comparison = replace(asked, now=evidence), None
         # Also if there is no alarm: then the others get this case's share of the budget.
-        with self.budget.charged():
+        with self._charged():
             if commit := need(asked).beside:
-                answer, comparison = answer_alarm(
-                    case,
-                    self.bench,
-                    evidence,
-                    (commit, self.base),
-                    Question(permissions=self.permissions, today=today()),
-                    progress,
-                    lambda so_far: self._keep_pairs(case, so_far)[0],
-                    self.budget.share_s(),
-                )
+                answer, comparison = self._answer(case, evidence, commit, progress)
                 asked = replace(asked, answer=answer)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, judge(asked), evidence_path, path, comparison, judged_by)
+
+    def _answer(
+        self, case: Case, evidence: Evidence, commit: str, progress: Progress
+    ) -> tuple[Answer, Comparison | None]:
+        """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
+        that were kept.
+        """
+        chosen, budget_s = commit_for_confirmation(self.root, commit, self.base), self._share_s()
+        if answer := _without_pairs(self.bench, evidence, chosen):
+            return answer, None
+        # FLOPs are counted as well: times of trees that do other work are not compared.
+        times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+        # The next case begins with a launch of HEAD alone, so none of these launches starts it.
+        alone, notices = replace(self.bench, ahead=Ahead()), list[str]()
+        front = f"confirming, {budget_s / 60:.0f} min at most"
+        try:
+            with tree_of(self.root, chosen.commit, notices.append) as tree:
+                pairs = measure_beside(
+                    times,
+                    alone,
+                    Other(tree),
+                    Question(permissions=self.permissions, today=today()),
+                    lambda text: progress(f"{front}: {text}"),
+                    lambda so_far: self._keep_pairs(case, so_far)[0],
+                    budget_s=budget_s,
+                )
+        except TreeError as error:
+            return Answer(failed=str(error)), None
+        for notice in notices:
+            progress(notice)
+        kept, _ = self._keep_pairs(case, pairs)
+        if kept.head.tree_changed:
+            return Answer(failed=Reason.TREE_CHANGED.phrase), kept
+        return Answer(chosen.how, pairs, chosen.own), kept
 
     def _compare(self, case: Case, progress: Progress) -> Result:
         """Judge a case by pairs with the other side. No stored baseline counts."""
@@ -353,7 +328,7 @@ class Suite:
         itself = self.tree is not None and self.tree.commit == revision.commit
         everything = itself and not revision.dirty and not self.pythons
         asked = Question(permissions=self.permissions, today=today(), everything=everything)
-        with self.budget.charged():
+        with self._charged():
             pairs = measure_beside(
                 case,
                 self.bench,
@@ -362,7 +337,7 @@ class Suite:
                 progress,
                 lambda so_far: self._keep_pairs(case, so_far)[0],
                 alpha=self.alpha,
-                budget_s=self.budget.share_s(),
+                budget_s=self._share_s(),
             )
         comparison, kept = self._keep_pairs(case, pairs)
         verdict = judge(replace(asked, pairs=comparison))

@@ -16,6 +16,7 @@ from stepguard.measure.plan import HEAD
 from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warm_up import Protocol
 
+COUNTING = "counting launch"
 # Before a second launch counts: what a script does by the clock then falls on other steps.
 PAUSE_S = 0.37
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
@@ -157,15 +158,13 @@ def build_alone(launch: RunningLaunch) -> None:
     launch.build()
 
 
-def count_alone(
-    workers: CaseWorkers, protocol: Protocol, label: str, names: Collection[str] = ()
-) -> None:
+def count_alone(workers: CaseWorkers, protocol: Protocol, names: Collection[str]) -> None:
     """Count in a launch that has the GPUs to itself. With ``names`` it counts once more, after a
     pause behind its first step. What both launches say of these counters is kept.
     """
     first = workers.counts
     try:
-        launch = RunningLaunch(workers, label, protocol)
+        launch = RunningLaunch(workers, COUNTING, protocol)
         build_alone(launch)
         if names:
             time.sleep(PAUSE_S)
@@ -174,7 +173,7 @@ def count_alone(
         launch.leave()
     except BaseException:
         if names and first:
-            workers.counts = not_counted_again(first, names, f"the {label} did not end")
+            workers.counts = not_counted_again(first, names, f"the {COUNTING} did not end")
         raise
     if names and first:
         assert workers.counts is not None, "a launch that counts leaves its counts"

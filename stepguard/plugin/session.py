@@ -31,7 +31,6 @@ from stepguard.judge.pair_statistics import level_of
 from stepguard.launch.nodes.scheduler import (
     LAUNCHER,
     Launcher,
-    LauncherError,
     named_launcher,
     spread,
     survey,
@@ -44,7 +43,7 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gp
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.other_python import Pythons, survey_both
 from stepguard.machine.requirements import require_torch
-from stepguard.measure.suite import Budget, Ended, Result, Suite
+from stepguard.measure.suite import Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
     base_of,
@@ -124,7 +123,7 @@ def usage_errors(front: str = "") -> Iterator[None]:
     """Turn errors of options, files and the machine into UsageError, behind ``front``."""
     try:
         yield
-    except (FileError, LauncherError, MachineError, TreeError) as error:
+    except (FileError, MachineError, TreeError) as error:
         raise pytest.UsageError(printable(f"{front}{error}")) from None
 
 
@@ -281,7 +280,7 @@ class PerfSession:
         if text is not None and several and self._checked and not self._option.collectonly:
             with usage_errors(f"{LAUNCHER}={text}: "):
                 if self._pythons:
-                    raise LauncherError(
+                    raise MachineError(
                         "the interpreter of --perf-against-python runs on this node alone; name "
                         f"cases of one rank, or unset {LAUNCHER}"
                     )
@@ -346,7 +345,8 @@ class PerfSession:
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
                 permissions=self._waivers,
-                budget=Budget(60 * option.perf_budget, len(self._cases)),
+                budget_s=60 * option.perf_budget,
+                cases=len(self._cases),
                 records=self.recorder.records,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,

@@ -17,6 +17,7 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
+from stepguard.core.profile import summed
 from stepguard.core.reason_sentences import OverSteps, SlowSteps, margins_text
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
@@ -154,10 +155,10 @@ def operator_move(metric: MetricVerdict) -> str:
     """
     if metric.sites:
         main, names = metric.place or metric.sites[0], _names(metric.sites)
-        here: Counter[str] = Counter()
-        for site in metric.sites:
-            if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
-                here[site.what] += site.count
+        place = (main.file, main.function, main.phase)
+        here = summed(
+            (s.what, s.count) for s in metric.sites if (s.file, s.function, s.phase) == place
+        )
         count = here.pop(main.what)
         text = f"{main.count:+,d} {names[main.what]}"
         if [*here.values()] == [-count] and count > 0:

@@ -41,10 +41,6 @@ from stepguard.storage.baseline_files import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
 
 
-class Declined(FileError):
-    """Evidence that must not become a recording."""
-
-
 class Action(Enum):
     """What accepting evidence does. The values are sentences with fields of Accepted."""
 
@@ -72,9 +68,9 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Declined if it must not be one."""
+    """Return the evidence as a recording. Raises FileError if it must not be one."""
     if problem := unfit_to_record(evidence):
-        raise Declined(f"{evidence.case_id}: not recorded, {problem}")
+        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
 
 
@@ -94,7 +90,7 @@ def accept(
 
     ``where`` is the option for the folder of baselines, for the command in
     an error. ``verdict`` is the run's, which may be by pairs; None: recordings alone judge.
-    Raises Declined or FileError; the file is then unchanged.
+    Raises FileError; the file is then unchanged.
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
@@ -201,7 +197,7 @@ def _place(
             f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
-        raise Declined(f"{why}; a new level needs a reason: {command}")
+        raise FileError(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
     past = Epoch(reason=last.reason, recordings=[_without_detail(r) for r in last.recordings])
     epochs = [*entry.epochs[:-1], past, Epoch(reason=reason, recordings=[recording])]

@@ -1,8 +1,5 @@
-"""A trace as columns. All readers make them and all analyses read them. Times are in us, from the
-trace's begin.
-
-One row is one event. Names are numbers into ``Trace.names``: a gigabyte of events has only a few
-thousand different ones.
+"""A trace as columns. Times are in us, from the trace's begin. One row is one event. Names are
+numbers into ``Trace.names``: a gigabyte of events has only a few thousand different ones.
 """
 
 from collections import defaultdict

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.core.profile import StepIdentity
+from stepguard.core.profile import StepIdentity, summed
 from stepguard.trace.api_calls import (
     API_CATEGORIES,
     DTYPE_BYTES,
@@ -136,12 +136,12 @@ def _step(
         operators=Counter(e.name for e in operators if e.name.startswith("aten::")),
         launches=Counter(e.name for e in api if e.name in LAUNCH_CALLS),
         copies=Counter(_direction(record) for record in known),
-        copy_bytes=_summed((_direction(r), int(r.args.copied_bytes)) for r in known),
+        copy_bytes=summed((_direction(r), int(r.args.copied_bytes)) for r in known),
         lost_copies=len(copies) - len(known),
         memsets=sum(is_memset(e.name) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
         collectives=Counter(_described(name, size) for name, size in messages),
-        collective_bytes=_summed((name, size) for name, size in messages if size is not None),
+        collective_bytes=summed((name, size) for name, size in messages if size is not None),
         unsized_collectives=Counter(n for n, size in messages if size is None and n != "barrier"),
         api_us=sum(e.dur for e in api),
         sync_us=sum(e.dur for e in waits),
@@ -201,13 +201,6 @@ def _collectives(
         else:
             messages.append((name, int(elements) * size))
     return messages
-
-
-def _summed(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for name, size in sizes:
-        total[name] += size
-    return total
 
 
 def _described(name: str, size: int | None) -> str:

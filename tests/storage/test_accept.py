@@ -32,7 +32,7 @@ from stepguard.judge.rule_book import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
 from stepguard.storage import accept_recording as acceptance
-from stepguard.storage.accept_recording import Accepted, Action, Declined, accept
+from stepguard.storage.accept_recording import Accepted, Action, accept
 from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
 
@@ -56,7 +56,7 @@ def epochs(path, case_id=CASE_ID):
 def refused(path, found, reason="", match=""):
     """accept() refuses, and the file is as it was, or still not there."""
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(Declined, match=match):
+    with pytest.raises(FileError, match=match):
         accept(path, found, reason)
     assert (path.read_bytes() if path.exists() else None) == before
 
@@ -114,7 +114,7 @@ def test_a_level_does_not_creep(path, pct, most_pct):
     and the first of them is kept.
     """
     ms, number = 100.0, 0
-    with pytest.raises(Declined, match=r"\(limit 0.70 %\); a new level needs a reason"):
+    with pytest.raises(FileError, match=r"\(limit 0.70 %\); a new level needs a reason"):
         for number in range(1, 120):
             accept(path, run(number, (ms,) * 3), "")
             ms *= 1 + pct / 100
@@ -134,7 +134,7 @@ def test_a_moved_time_joins_where_pairs_cleared_the_code(path, card):
     ):
         time = MetricVerdict("step_ms", status, reason, **limits)
         by_run = Verdict(moved.case_id, status, reason, metrics=(time,))
-        with pytest.raises(Declined, match="a new level needs a reason"):
+        with pytest.raises(FileError, match="a new level needs a reason"):
             accept(path, moved, "", verdict=by_run)
     cleared = Verdict(moved.case_id, Status.SAME, Reason.WITHIN_MARGINS)
     done = accept(path, moved, "", verdict=cleared)

@@ -32,7 +32,6 @@ from stepguard.core.fingerprint import steers
 from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
     MARK,
-    LauncherError,
     Node,
     SharedLaunch,
     machine_id,
@@ -148,7 +147,7 @@ def main() -> None:
         if action == "run":
             sys.exit(run(path))
         describe(path)
-    except LauncherError as error:
+    except MachineError as error:
         sys.exit(str(error))
 
 

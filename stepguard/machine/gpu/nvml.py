@@ -162,7 +162,7 @@ HIDDEN_MEMORY_BYTES = 2 << 30  # if more is in use, there is a process that NVML
 
 
 class MachineError(Exception):
-    """A machine that cannot be read, or is not fit. One sentence, with the remedy."""
+    """A machine or a launcher of several that cannot be used. One sentence, with the remedy."""
 
 
 @dataclass(frozen=True)

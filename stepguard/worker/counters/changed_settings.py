@@ -1,9 +1,7 @@
 """What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
 
-Any code may set them, and the launched kernels need not show it: for example another precision of
-products, or a thread that now and then takes the interpreter's time. All of them are part of the
-identity of a GPU's step. Those that mean the same on every machine are counted if the workload
-changed them.
+Any code may set them, and the launched kernels need not show it. All are part of the identity of a
+GPU's step. Those that mean the same on every machine are counted if the workload changed them.
 """
 
 import gc

@@ -15,6 +15,7 @@ import torch
 from greenlet import greenlet
 
 from stepguard.core.metrics import GARBAGE
+from stepguard.core.profile import summed
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import (
     hides_more,
@@ -124,9 +125,7 @@ def _made(things: Iterable[object]) -> list[Made]:
 
 
 def _places(traces: Counter[Made]) -> list[Site]:
-    counts: Counter[tuple[str, Place]] = Counter()
-    for (kind, trace), count in traces.items():
-        counts[kind, _made_at(trace)] += count
+    counts = summed(((kind, _made_at(trace)), n) for (kind, trace), n in traces.items())
     # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)

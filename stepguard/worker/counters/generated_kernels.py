@@ -9,14 +9,13 @@ Not seen: kernels of libraries, and those of Triton outside of a compiled region
 """
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepguard.core.metrics import FP64, OF_KERNELS, OPERATORS, SPILLS
-from stepguard.core.profile import MachineCode, Profile
+from stepguard.core.profile import MachineCode, Profile, summed
 from stepguard.core.site import Site
 from stepguard.core.text import listed
 from stepguard.trace.kernel_classes import operator_in, usual_classes
@@ -52,11 +51,9 @@ def count_machine_code(tally: Tally, counted: RankStep) -> None:
         tally.missing(reason, *OF_KERNELS)
         return
     tally.profile = profile
-    spills: Counter[str] = Counter()  # two graphs may have a kernel of one name
-    fp64: Counter[str] = Counter()
-    for (kernel, _), code in codes.items():
-        spills[kernel] += code.spill_bytes
-        fp64[kernel] += code.fp64
+    # Two graphs may have a kernel of one name.
+    spills = summed((kernel, code.spill_bytes) for (kernel, _), code in codes.items())
+    fp64 = summed((kernel, code.fp64) for (kernel, _), code in codes.items())
     tally.add_parts(SPILLS, [+spills])
     tally.add(FP64, [sum(code.fp64 > 0 for code in codes.values())], +fp64)
 

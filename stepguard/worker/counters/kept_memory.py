@@ -1,10 +1,7 @@
-"""Find where bytes that outlive their step were allocated, and the storages of the tensors that
-Python can reach, by the address of their data. Find the nodes of autograd's graph that outlive
-their step, too: ``total = total + loss`` keeps the graph of every step so far. The backward pass
-frees its tensors, so no byte leaks, but the nodes take host memory, which nothing else counts.
-
-Between steps these are all bytes that are alive at the end of a step. For a leak they are the
-storages of some steps that outlive the steps after them.
+"""Find where bytes that outlive their step were allocated: between steps those alive at the end of
+a step, for a leak the storages of some steps that outlive the steps after them. And find who keeps
+nodes of autograd's graph: ``total = total + loss`` keeps the graph of every step so far. The
+backward pass frees its tensors, so no byte leaks, but the nodes take host memory.
 
 To find the lines the compiler is off, since a dispatch mode cannot see into its regions. What
 torch's operators did not allocate has no line.
@@ -22,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.device import CPU
 from stepguard.core.metrics import BETWEEN_STEPS, GRAPH_NODES, LEAK
+from stepguard.core.profile import grouped
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import live_objects, of_classes
 from stepguard.worker.counters.locate import Origins, locate, qualified, site_at
@@ -123,9 +121,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         """Return the places of what still lives, ``without`` some storages. Each operator of a line
         has a site of its own, so one more operator of autograd's does not change the others.
         """
-        operators: dict[str, list[Site]] = {}
-        for site in self._alive(without):
-            operators.setdefault(site.what, []).append(site)
+        operators = grouped(self._alive(without), lambda site: site.what)
         return [site for alike in operators.values() for site in by_place(alike, micro_steps)]
 
     def left(self, micro_steps: int) -> list[Site]:
@@ -252,10 +248,7 @@ def _places(kept: Sequence[Any]) -> list[Site]:
     addition. In a list of losses it is the loss.
     """
     sites: list[Site] = []
-    of_steps: dict[int, list[Any]] = {}
-    for node in kept:
-        of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
-    for nodes in of_steps.values():
+    for nodes in grouped(kept, lambda node: node.metadata.get(_STEP, LEAK_STEPS)).values():
         inside = {id(node) for node in nodes}
         followed = {id(following) for node in nodes for following in _following(node)}
         for last in (node for node in nodes if id(node) not in followed):
