@@ -42,7 +42,7 @@ for number in range(warmup + steps + 2):
 
 def as_it_is(script: str, arguments: tuple[str, ...]) -> None:
     """Run the script to its end."""
-    from stepguard.worker.loops.script import run_script
+    from stepguard.worker.loops.looped import run_script
 
     run_script(script, arguments)
 

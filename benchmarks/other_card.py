@@ -24,8 +24,7 @@ from benchmarks.shared import ROOT, Document, about
 from stepguard.core.evidence import from_json
 from stepguard.core.profile import IdleRow, KernelRow, Profile, mean
 from stepguard.core.recording import RecordedProfile, Recording
-from stepguard.judge.compare_profiles import against_recordings, risen_us
-from stepguard.judge.recorded_profile import restored
+from stepguard.judge.compare_profiles import against_recordings, restored, risen_us
 from stepguard.judge.summarise_evidence import stored
 
 KEPT = ROOT / "benchmarks" / "data" / "other_card_profiles_2026-11-23.json"

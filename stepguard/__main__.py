@@ -28,7 +28,6 @@ def run() -> int:
 
 
 def _to_install(missing: ModuleNotFoundError) -> str:
-    """Return what to say of a package that is missing."""
     clone = Path(__file__).resolve().parents[1]
     source = shlex.quote(str(clone)) if (clone / "pyproject.toml").is_file() else "stepguard"
     return (

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from datetime import date
 
-from stepguard.judge import alarm
+from stepguard.core.question import Answer
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_recordings import screen
+from stepguard.judge.rule_book import alarm_of, settled
 from stepguard.judge.soundness import Refusal, measurement_problem
 
 
@@ -24,27 +25,27 @@ def findings_of(verdict, otherwise=None):
 
 def to_confirm(verdict):
     """The time that pairs are asked about."""
-    return alarm.alarm_of(findings_of(verdict))
+    return alarm_of(findings_of(verdict))
 
 
 def confirmed(verdict, pairs, commit, own=True):
     """The verdict after these pairs beside a commit."""
-    return ended(verdict, alarm.Answer(commit, pairs, own))
+    return ended(verdict, Answer(commit, pairs, own))
 
 
 def same_code(verdict, commit):
     """The verdict where HEAD is the recording's commit."""
-    return ended(verdict, alarm.Answer(commit, same_code=True))
+    return ended(verdict, Answer(commit, same_code=True))
 
 
 def unconfirmed(verdict, why):
     """The verdict where no pairs could be had."""
-    return ended(verdict, alarm.Answer(failed=why))
+    return ended(verdict, Answer(failed=why))
 
 
 def ended(verdict, answer=None):
     """The verdict as a run ends with it."""
-    return verdict_of(alarm.settled(findings_of(verdict), answer))
+    return verdict_of(settled(findings_of(verdict), answer))
 
 
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):

@@ -11,11 +11,10 @@ import msgspec
 from counts import counted
 from hypothesis import HealthCheck, settings
 
-from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
-from stepguard.core.recording import Recording
+from stepguard.core.recording import SCHEMA, BaselineFile, Entry, Epoch, Recording
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.summarise_evidence import summarise
 

@@ -23,7 +23,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.recording import Recording
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import listed, short_hash
-from stepguard.judge.recorded_profile import restored
+from stepguard.judge.compare_profiles import restored
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError, contents

@@ -27,10 +27,9 @@ from stepguard.trace.columns import (
     OVERHEAD,
     GpuRecords,
     Host,
-    LaunchShape,
     Machine,
-    Numbers,
     Trace,
+    numbers,
 )
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -80,7 +79,7 @@ class _Export:
         self._connection, self._tables = connection, tables
         strings = connection.execute("SELECT id, value FROM StringIds")
         self._strings = {number: str(text) for number, text in strings}
-        self._names, self._shapes = Numbers(), Numbers()
+        self._names, self._shapes = numbers(), numbers()
 
     def gpu(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
         """Yield the process and the columns of each record."""
@@ -145,13 +144,13 @@ class _Export:
     def trace(self, host: list[tuple[Any, ...]], gpu: list[tuple[Any, ...]]) -> Trace:
         """Return one process's rows as columns, in us from the earliest begin."""
         began = min(row[2] for row in (*host, *gpu))
-        threads = Numbers()
+        threads = numbers()
         host = [(*row[:4], threads[row[4]], *row[5:]) for row in host]
         return Trace(
             names=tuple(self._names),
             host=Host(*_columns(host, 7, began)),
             gpu=GpuRecords(*_columns(gpu, 9, began)),
-            shapes=tuple(LaunchShape(row[:3], row[3:]) for row in self._shapes),
+            shapes=tuple((row[:3], row[3:]) for row in self._shapes),
             machine=Machine(gpu=self._gpu_name()),
             began_us=began / 1e3,
         )

@@ -21,10 +21,10 @@ from typing import Any
 
 from stepguard.cli.accept import accept_evidence
 from stepguard.cli.common import UsageError, add_parser, say
-from stepguard.core.shared_sentences import uncommitted
+from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import has_words
 from stepguard.machine.git.revision import current, no_commit
-from stepguard.report.baseline_changes import changes
+from stepguard.plugin.baseline_folder import changes
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.kept_runs import Store
 from stepguard_lab.compare import lines_of, side_of

@@ -18,8 +18,8 @@ from stepguard.core.profile import Profile
 from stepguard.core.recording import Recording
 from stepguard.core.run_document import Page, ResultDocument, RunDocument
 from stepguard.core.verdict import Verdict
+from stepguard.judge.compare_profiles import restored
 from stepguard.judge.judge_recordings import alike
-from stepguard.judge.recorded_profile import restored
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.interpreter import as_typed
 from stepguard.report.verdict_text import page_of

@@ -15,7 +15,7 @@ from stepguard.cli.main import main
 from stepguard.core.profile import Work
 from stepguard.explain.causes import explain
 from stepguard.storage.json_file import FileError
-from stepguard.trace.chrome_trace import Inputs, work_of
+from stepguard.trace.chrome_trace import work_of
 from stepguard.trace.make_profile import profile
 from stepguard_lab import measured_peaks as storage
 from stepguard_lab.explanation_page import lines
@@ -41,7 +41,7 @@ def test_what_is_not_known_has_no_position(work, us):
 
 def inputs(operator, dims, types, values=()):
     """What a trace says of a call."""
-    return Inputs(operator, *(json.dumps(one).encode() for one in (dims, types, list(values))))
+    return operator, *(json.dumps(one).encode() for one in (dims, types, list(values)))
 
 
 BF16 = "c10::BFloat16"
@@ -67,7 +67,7 @@ Q, FLASH = [2, 1024, 12, 64], 2 * 12 * 1024 * 1024 * 64
 )  # fmt: skip
 def test_work_by_shapes(call, work):
     """Products, attention and generated kernels; nothing of shapes that are none."""
-    assert work_of(call) == work
+    assert work_of(*call) == work
 
 
 JSON = st.recursive(
@@ -81,7 +81,7 @@ JSON = st.recursive(
 @given(st.sampled_from(["aten::mm", "triton_x", "aten::_flash_attention_forward"]), JSON, JSON)
 def test_any_shapes_are_work_or_nothing(operator, dims, types):
     """Whatever stands in the file."""
-    assert isinstance(work_of(inputs(operator, dims, types)), Work)
+    assert isinstance(work_of(*inputs(operator, dims, types)), Work)
 
 
 def a_trace(us, shapes=True):

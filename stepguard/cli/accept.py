@@ -26,7 +26,7 @@ from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accept_recording import Declined, accept
+from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import load_waivers, today
@@ -62,15 +62,13 @@ def accept_evidence(options: argparse.Namespace) -> int:
 
 
 def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Declined for evidence without a commit if the tree still has none; the message says
-    why. If the tree has a commit by now, accept() refuses the evidence.
-    """
+    """Raise FileError for evidence without a commit if the tree still has none; say why."""
     if not evidence.commit and (why := no_commit(options.root)):
-        raise Declined(f"{evidence.case_id}: not recorded, {why}; then measure again")
+        raise FileError(f"{evidence.case_id}: not recorded, {why}; then measure again")
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Declined for evidence of an older run and of another commit than HEAD: the user may
+    """Raise FileError for evidence of an older run and of another commit than HEAD: the user may
     expect evidence of the last run, which left none of this case. Evidence that the user names by
     its path is accepted.
     """
@@ -80,7 +78,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
         return
     head = current(options.root, options.baselines).commit
     if head and evidence.commit != head:
-        raise Declined(
+        raise FileError(
             f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
             f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
             f"or, if you mean that one: --evidence {shlex.quote(os.path.relpath(path))}"
@@ -88,7 +86,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
 
 
 def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Declined for evidence that this checkout did not measure, unless the main branch has
+    """Raise FileError for evidence that this checkout did not measure, unless the main branch has
     its commit. Later alarms measure that commit again, so it must be reviewed and must not
     disappear.
     """
@@ -97,10 +95,10 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
     front = f"{evidence.case_id}: not recorded, its commit {short_hash(printable(evidence.commit))}"
     commit = known_commit(options.root, evidence.commit)
     if not commit:
-        raise Declined(f"{front} is not in this repository: git fetch origin")
+        raise FileError(f"{front} is not in this repository: git fetch origin")
     try:
         main = main_branch(options.root)
     except TreeError as error:
-        raise Declined(f"{front} cannot be looked for: {error}") from None
+        raise FileError(f"{front} cannot be looked for: {error}") from None
     if not has_commit(options.root, main.tip, commit):
-        raise Declined(f"{front} is not on {main.name}: accept what a run of {main.name} measured")
+        raise FileError(f"{front} is not on {main.name}: accept what a run of {main.name} measured")

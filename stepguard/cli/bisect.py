@@ -35,7 +35,6 @@ from stepguard.cli.common import (
     suite_of,
 )
 from stepguard.cli.workload_arguments import add_parameters, chosen_case
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, judged
 from stepguard.core.evidence import Evidence, to_json
@@ -43,6 +42,7 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.metrics import FLOPS, JUDGED_TIME
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import Entry, Epoch
 from stepguard.core.status import Status
 from stepguard.core.text import counted
 from stepguard.core.verdict import Verdict
@@ -179,9 +179,7 @@ class Search:
         return self.answers[-1]
 
     def _beside_good(self, one: str, sought: Move) -> Verdict:
-        """Return the verdict by what tells the move: a time by pairs, counters by one launch if its
-        counts may be compared with those of the proof.
-        """
+        """Return the verdict by pairs, or by one launch if counters tell the move."""
         gates, of_time = judged(self.case), sought[0] == JUDGED_TIME
         gates = tuple(name for name in gates if (name == JUDGED_TIME) is of_time)
         # A CPU's time is judged although no case gates it. It needs equal work.
@@ -199,9 +197,7 @@ class Search:
 
     @contextlib.contextmanager
     def _step(self, name: str) -> Iterator[None]:
-        """Measure a step in a folder of its own. Show how much time is left for the search, once it
-        is known how long a step takes.
-        """
+        """Measure a step in a folder of its own. Show how much time is left for the search."""
         shown, began = replace(self.case, name=name).id, time.monotonic()
         self._bench = replace(self._bench, folder=self._bench.folder.parent / name)
         with self._line.case(shown):
@@ -218,9 +214,7 @@ class Search:
 
 
 def _refuse(evidence: Evidence) -> None:
-    """Raise KeyboardInterrupt if the run was ended meanwhile, and MachineError if the machine is
-    unfit: then nothing is known of a commit.
-    """
+    """Raise KeyboardInterrupt if the run was ended, MachineError if the machine is unfit."""
     for fault in evidence.faults:
         if fault.code is Reason.UNDECIDED or Status.UNFIT in fault.code.statuses:
             ended = fault.code is Reason.UNDECIDED

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
-from stepguard.core.shared_sentences import no_folder
+from stepguard.core.reason_sentences import no_folder
+from stepguard.core.recording import Entry
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
@@ -53,9 +53,7 @@ def complain(problem: object) -> None:
 
 
 def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
-    """Return the suite that measures for a command in the project ``root``, on this machine's
-    GPUs. Raises MachineError if torch is missing or too old.
-    """
+    """Return the suite that measures for a command. Raises MachineError without a fit torch."""
     require_torch()
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
@@ -81,9 +79,7 @@ def table_width() -> int:
 def add_parser(
     commands: Any, root: Path, name: str, call: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    """Add and return the parser of a command that works on the baselines of the project ``root``.
-    ``commands`` is the result of argparse's add_subparsers().
-    """
+    """Add the parser of a command that works on the baselines of the project ``root``."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     usual = "folder of the baseline files (%(default)s)"
     folder = baseline.usual(root)
@@ -94,9 +90,7 @@ def add_parser(
 
 
 def _there(text: str) -> Path:
-    """Return the folder of that name. Raises ArgumentTypeError if there is none: a folder with a
-    misspelt name would otherwise be made.
-    """
+    """Return the folder of that name. One that is misspelt would otherwise be made."""
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(printable(f"{text}: {no_folder(text)}"))
     return Path(text)
@@ -121,9 +115,7 @@ def refuse_target(
     kind: run_document_file.FileKind = run_document_file.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
-    """Raise UsageError if the option's file cannot be written, or if it is one of the ``inputs``,
-    which would be lost. Called before hours of measuring.
-    """
+    """Raise UsageError if the option's file cannot be written, or is one of the ``inputs``."""
     if not target or target == STDOUT:
         return
     path = Path(target)
@@ -134,10 +126,7 @@ def refuse_target(
 
 
 def put_json(document: Any, target: str | None) -> None:
-    """Write the document to ``target``: a file, STDOUT for the last printed line, or nowhere.
-
-    Raises ValueError if a file cannot be written.
-    """
+    """Write the document to a file, to STDOUT as the last line, or nowhere. Raises ValueError."""
     if not target:
         return
     text = document_json.as_json(document, indent=-1)
@@ -177,9 +166,7 @@ def verdict_of_run(
     folder: Path,
     waivers: Sequence[Permission],
 ) -> Verdict:
-    """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
-    the kept pairs of its confirmation. Without evidence the pairs alone judge.
-    """
+    """Return the verdict that a run would end with today, with the pairs of its confirmation."""
     permissions, day = tuple(waivers), today()
     if evidence is None:
         assert pairs is not None, "nothing was measured"

@@ -21,11 +21,10 @@ from typing import Any
 
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
-from stepguard.core.shared_sentences import uncommitted
+from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
-    LauncherError,
     describe_nodes,
     machine_id,
     named_launcher,
@@ -73,7 +72,6 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Print the findings, errors last. Return 1 if there is an error."""
     parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
     parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
     if (launcher := named_launcher()) is not None:
@@ -87,12 +85,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
-    """Return the findings of a part of the examination. An exception that ends it becomes an
-    error.
-    """
+    """Yield a part's findings. An exception that ends the part becomes an error."""
     try:
         yield from part
-    except (FileError, LauncherError, MachineError) as error:
+    except (FileError, MachineError) as error:
         yield "ERROR", str(error)
 
 
@@ -161,9 +157,7 @@ def _ask_torch(root: Path) -> dict[str, Any]:
 
 
 def last_line(command: list[str], failure: str, root: Path) -> str:
-    """Run a process that imports torch as a launch of the tree at ``root`` does. Return the last
-    line that it prints. Raises MachineError, whose text begins with ``failure``.
-    """
+    """Return the last line that a process prints. It imports torch as a launch does."""
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +184,6 @@ def _baseline(path: Path) -> Finding:
 
 
 def _host() -> Iterator[Finding]:
-    """Report what else the host does, and whether it can compile."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     busy = f"load {load:.1f} on {cores} cores"
     if load > cores / 2:
@@ -217,7 +210,6 @@ def _tools() -> Iterator[Finding]:
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    """Read the waivers. If they cannot be read, no case can be judged."""
     if waivers := load_waivers(baselines, today()):
         yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 

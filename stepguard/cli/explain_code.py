@@ -68,10 +68,7 @@ def codes() -> Iterator[Code]:
 
 
 def _read_more(page: str) -> str:
-    """Return a page's path on this machine, and its section: "docs/judge.md: what it does not see".
-
-    Empty if the installation has no pages.
-    """
+    """Return a page's path on this machine, and its section, or "" without pages."""
     name, _, section = page.partition("#")
     path = _path_of(name)
     if path is None:
@@ -89,9 +86,7 @@ def _path_of(page: str) -> Path | None:
 
 
 def _metric(name: str) -> list[str]:
-    """Return how a metric is judged and measured: its row of docs/method.md. Without the page
-    return its kind and unit.
-    """
+    """Return a metric's row of docs/method.md; without the page its kind and unit."""
     metric, path = METRICS[name], _path_of("method.md")
     begin = f"| `{name}` | "
     lines = path.read_text().splitlines() if path else ()

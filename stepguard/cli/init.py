@@ -36,7 +36,7 @@ from stepguard.cli.workload_arguments import (
 )
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
-from stepguard.core.shared_sentences import uncommitted
+from stepguard.core.reason_sentences import uncommitted
 from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import (
     current,
@@ -148,9 +148,7 @@ class Wanted:
 
 
 def as_text(path: Path) -> str:
-    """Return a file's text with its own line ends, whatever its encoding; empty without the file.
-    Encode it with "surrogateescape", too.
-    """
+    """Return a file's text with its line ends, escaping what is no UTF-8; "" without it."""
     return path.read_bytes().decode(errors="surrogateescape") if path.is_file() else ""
 
 
@@ -223,9 +221,7 @@ def declaration(case: Case) -> str:
 
 
 def function_name(case: Case) -> str:
-    """Return the name of the test function, without "test_". Characters of a script's name that an
-    identifier may not have become "_".
-    """
+    """Return the name of the test function, without "test_"."""
     return re.sub(r"\W", "_", case.function)
 
 
@@ -237,9 +233,7 @@ def _quoted(value: Scalar) -> str:
 
 
 def _settings(root: Path) -> Wanted | None:
-    """Return the file that makes ``root`` pytest's root, where baselines/ is; None if ``root`` is
-    that already.
-    """
+    """Return the file that makes ``root`` pytest's root; None if it is that already."""
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
     if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
@@ -252,9 +246,7 @@ def _settings(root: Path) -> Wanted | None:
 
 
 def _has_section(root: Path) -> bool:
-    """Tell whether pyproject.toml, tox.ini or setup.cfg has settings of pytest. Raises ValueError
-    if one cannot be read.
-    """
+    """Tell whether a file has settings of pytest. Raises ValueError if one cannot be read."""
     try:
         text = (root / "pyproject.toml").read_text() if (root / "pyproject.toml").is_file() else ""
         if "pytest" in tomllib.loads(text).get("tool", {}):
@@ -368,7 +360,6 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _wanted_case(options: argparse.Namespace) -> Case:
-    """Return the case that is to be guarded. Raises UsageError."""
     params, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
     if cpu and ranks > (most := RANKS_OF_A_CORE * (os.cpu_count() or 1)):
@@ -412,9 +403,7 @@ def _without_factory(root: Path, python: str) -> int:
 
 
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
-    """Raise ValueError if the test file exists without this case: another case would be measured,
-    and the file is the user's. White space, which a formatter may have changed, does not count.
-    """
+    """Raise ValueError if the test file, which is the user's, exists without this case."""
     line = declaration(case)
     text = as_text(test)
     there = "".join(text.split())
@@ -455,9 +444,7 @@ def _write(wanted: Wanted, root: Path) -> None:
 
 
 def _others(root: Path, case: Case, paths: list[str]) -> list[str]:
-    """Return the uncommitted files, apart from those at ``paths`` and from what the .gitignore that
-    init writes will name.
-    """
+    """Return the uncommitted files, without ``paths`` and what .gitignore will name."""
     top = str(top_of(root))
     ours = {os.path.relpath(path, top) for path in paths}
     data = {os.path.relpath(os.path.join(root, path), top) for path in case.data}
@@ -501,7 +488,6 @@ def _take_back(root: Path, before: str) -> None:
 
 
 def _record(root: Path, python: str, test: str) -> int:
-    """Measure the cases of a test file once, and record them."""
     command = [sys.executable, "-m", "pytest", test, "--perf-update-new", "--perf-no-strict"]
     status = subprocess.run(command, cwd=root, check=False).returncode
     if status == PYTEST_USAGE and not metadata.entry_points(group="pytest11", name=PLUGIN):

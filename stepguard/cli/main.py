@@ -32,7 +32,6 @@ from stepguard.cli import (
 )
 from stepguard.cli.common import UsageError, complain
 from stepguard.core import former
-from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
@@ -67,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # see __main__.py
         raise
-    except (FileError, LauncherError, MachineError, OSError, TreeError, ValueError) as error:
+    except (FileError, MachineError, OSError, TreeError, ValueError) as error:
         complain(error)
         return 1
     except KeyboardInterrupt:
@@ -76,9 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def every_command(first: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of all commands, the gate's before those of other packages. The module of
-    the command ``first`` is the very first one.
-    """
+    """Yield the modules of all commands: that of ``first``, then the gate's, then others."""
     own = {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in COMMANDS}
     if first in own:  # to look up other packages takes 50 ms
         yield own[first]
@@ -103,7 +100,6 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _block(text: str) -> str:
-    """Return examples indented, or a paragraph filled to the width of argparse's own text."""
     if text.lstrip().startswith(("python ", "pytest ")):
         return indent(dedent(text), "  ")
     return fill(text, get_terminal_size().columns - 2)

@@ -59,7 +59,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _report(result: Result, options: argparse.Namespace) -> int:
-    """Print what was measured, and write its document. Return the exit status."""
     commands = Commands(python=interpreter(Path.cwd()))
     if shown := list(figures(result)):
         explain = commands.called("stepguard explain-code METRIC")

@@ -92,10 +92,7 @@ def _waive(options: argparse.Namespace) -> int:
 
 
 def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
-    """Return limit and value of all that the case failed for when it was last measured.
-
-    Raises ValueError if it passed, or failed for something that no waiver covers.
-    """
+    """Return the size of all that the case failed for. Raises ValueError if no waiver covers it."""
     source = Path(options.evidence) if options.evidence else Store(options.root).runs
     evidence, pairs = last_measured(source, options.case)
     waivers = load_waivers(options.baselines, today())

@@ -75,9 +75,7 @@ def loop_of(options: argparse.Namespace) -> Loop | None:
 
 
 def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the script after ``--``, as its path in the project or as ``-m module``, and its
-    arguments. Raises UsageError if the script does not exist, or if a factory is also given.
-    """
+    """Return the script after ``--``, its path or ``-m module``, and its arguments."""
     path, arguments = options.script[0], options.script[1:]
     if options.factory is not None:
         raise UsageError(f"{options.factory}: name it, or a script behind --, not both")
@@ -100,10 +98,7 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
-    """Return the parameters without the device, and the device: that of the parameters, else that
-    of --device, else a GPU if the machine has one. Raises UsageError for malformed ones, and for a
-    number of ranks that is none.
-    """
+    """Return the parameters, and the device (by default a GPU if there is one); or UsageError."""
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     params = parse_params(options.params)
@@ -112,11 +107,7 @@ def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options of add_workload() choose. It has ``launches`` launches; by
-    default 3 on a GPU and 1 on a CPU.
-
-    Raises UsageError if there can be no such case.
-    """
+    """Return the case that the options choose, by default with 3 launches, on a CPU with 1."""
     params, device = parameters(options)
     try:
         if getattr(options, "script", ()):
@@ -139,9 +130,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
 
 def _on_device(options: argparse.Namespace, device: str) -> Case:
-    """Return the recorded case that the options name. If it is recorded for several devices, return
-    the one for ``device``. Raises UsageError if the user asks for a device without a recording.
-    """
+    """Return the recorded case that the options name, the one for ``device`` if there is one."""
     known = _recorded(options.factory, options.root)
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
@@ -154,9 +143,7 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
 
 
 def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
-    """Return the case with these parameters and ranks. If they differ from the case's own, it gets
-    another name, so that it is never recorded as this case.
-    """
+    """Return the case with these parameters and ranks; if they differ, under another name."""
     params, ranks = {**case.params, **params}, gpus or case.world_size
     own = (params, ranks) == (case.params, case.world_size)
     name = case.name if own else "run"
@@ -164,9 +151,7 @@ def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
 
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:
-    """Return the recorded case with this id for each device, by device. Raises UsageError if there
-    is none.
-    """
+    """Return the recorded case by device. Raises UsageError if there is none."""
     cases, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
@@ -183,10 +168,7 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
-    """Return {"batch": 64} for "batch=64". Values are JSON scalars; anything else is a string.
-
-    Raises UsageError for an argument without "=", or a key given twice.
-    """
+    """Return {"batch": 64} for "batch=64": JSON scalars, or else strings. Raises UsageError."""
     params: dict[str, Scalar] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -229,7 +211,6 @@ def missing(workload: str, root: Path) -> str:
 
 
 def _no_module(module: str, root: Path) -> str:
-    """Return an error on a module that does not exist; empty if it does."""
     path = [str(root), *sys.path]
     if _spec(module.split("."), path):
         return ""
@@ -247,9 +228,7 @@ def _beside(module: str, root: Path) -> str:
 
 
 def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:
-    """Return the spec of a module, found in its packages' folders; None if there is none. Importing
-    a package would run it.
-    """
+    """Return the spec of a module, found without importing a package; None if there is none."""
     if parts[0] in sys.builtin_module_names:
         return None
     spec = PathFinder.find_spec(parts[0], list(path))

@@ -174,9 +174,7 @@ class Case:
 
     @property
     def margins(self) -> Margins:
-        """Return the margins: the slowdown that counts as nothing, and the one that must not be
-        missed.
-        """
+        """Return the slowdown that counts as nothing, and the one that must not be missed."""
         return Margins(*self.margins_pct)
 
     @property
@@ -238,9 +236,7 @@ _OF_A_LOOP = ("step_at", "every", "tokens_per_step", "torchrun")
 
 
 def says_tokens(parameters: Mapping[str, object]) -> bool:
-    """Tell whether the number of tokens in a step is known of the case that as_dict() described. A
-    factory's workload always says it; a loop or a script need not.
-    """
+    """Tell whether a step's tokens are known: a factory says them, a loop need not."""
     return TOKENS in parameters or "step_at" not in parameters
 
 

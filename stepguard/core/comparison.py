@@ -30,10 +30,7 @@ class LaunchPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """HEAD's tree and the other tree, measured.
-
-    Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran in turns: they are a pair.
-    """
+    """HEAD's tree and the other tree, measured. Launches of one number ran in turns: a pair."""
 
     against: str  # the other revision, as it was asked for
     head: Evidence
@@ -61,9 +58,7 @@ class Comparison:
 
     @property
     def same_commit(self) -> bool:
-        """Tell whether both sides are one commit: then the true change is zero, and all else is
-        noise.
-        """
+        """Tell whether both sides are one commit: then all that differs is noise."""
         # The base is a checkout of its own and never dirty.
         same = self.head.commit == self.base.commit and not self.head.dirty
         return same and not self.python
@@ -88,11 +83,7 @@ def other_side(rev: str, python: str) -> str:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return what pairs judge: the case's gated counters, and the step time if a time is gated.
-
-    The step time stands for the differences of two variants of the step: it contains them, and to
-    measure them, too, would double the cost.
-    """
+    """Return what pairs judge: gated counters, and the step time for all times and differences."""
     times = (JUDGED_TIME,) if gates_times(case) else ()
     return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 
@@ -108,7 +99,6 @@ def from_json(data: bytes, source: str) -> Comparison:
 
 
 def _problems(comparison: Comparison) -> Iterator[str]:
-    """Yield what is wrong with a comparison whose fields all have their types."""
     head, base = comparison.head, comparison.base
     for side, evidence in (("head", head), ("base", base)):
         yield from (f"{side}: {problem}" for problem in problems(evidence))

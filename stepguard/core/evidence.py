@@ -1,8 +1,6 @@
-"""Evidence: all that one run measured of one case, with the raw samples.
-
-Workers send rank reports. measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
-judge reads nothing else. Evidence is frozen and survives JSON without loss.
-judge/summarise_evidence.py computes its figures, once.
+"""Evidence: all that one run measured of one case, with the raw samples. The judge reads nothing
+else. It is frozen and survives JSON without loss. judge/summarise_evidence.py computes its figures,
+once.
 """
 
 import math
@@ -86,9 +84,7 @@ class Block:
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
     def bad_times(self, launch: str = "") -> Missing | None:
-        """Return which time of a ``launch`` is missing, or is no positive finite number; None if
-        none is.
-        """
+        """Return which time is missing, or is no positive finite number; None if none is."""
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
             what = "times of a block"
@@ -154,9 +150,7 @@ class Launch:
 
     @property
     def slow_steps(self) -> tuple[int, ...]:
-        """Return the numbers of the steps that take more than they count for, counted from the
-        launch's first.
-        """
+        """Return which steps take more than they count for, counted from the launch's first."""
         most = MOST_OF_MEDIAN * self.step_ms_median
         timed = (zip(block.timed_steps, block.step_ms, strict=False) for block in self.blocks)
         return tuple(step for block in timed for step, ms in block if ms > most)
@@ -214,9 +208,7 @@ class Difference:
     pairs_ms: tuple[tuple[float, float], ...]  # (plain, other) of neighbouring segments
 
     def bad_times(self) -> Missing | None:
-        """Return what is wrong with the times: there are none, or one is no positive finite number.
-        None if nothing is.
-        """
+        """Return what is wrong with the times; None if all are positive and finite."""
         if not self.pairs_ms:
             return Missing(what=f"pairs of blocks of {self.name}")
         for ms in (ms for pair in self.pairs_ms for ms in pair):
@@ -325,9 +317,7 @@ def from_json(text: bytes, source: str) -> Evidence:
 def decode(
     data: bytes, kind: type[Content], schema: int, source: str, check: Check[Content]
 ) -> Content:
-    """Read a document of that kind, and let ``check`` look at it. Raises ValueError that names
-    ``source``.
-    """
+    """Read a document of that kind. Raises ValueError that names ``source``."""
     name = kind.__name__.lower()
     try:
         return parse(data.decode(), kind, schema, check)
@@ -338,9 +328,7 @@ def decode(
 
 
 def problems(evidence: Evidence) -> Iterator[str]:
-    """Yield why a document of evidence is refused, although its fields have the right types.
-    Whether the measurement is sound is left to the judge.
-    """
+    """Yield why a document of evidence is refused, although its fields have the right types."""
     # METRICS is looked up by these names.
     unknown = (gate for gate in evidence.gates if gate not in METRICS)
     yield from (f"{name!r} is not known to this version of stepguard" for name in unknown)

@@ -87,9 +87,7 @@ def steers(variable: str) -> bool:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hardware and software that measured. ``software_key()`` must be equal for a
-    comparison.
-    """
+    """The hardware and software that measured."""
 
     device_name: str  # "NVIDIA H200", or the CPU's name
     device_uuid: str
@@ -110,9 +108,7 @@ class Fingerprint:
     libraries: dict[str, str] = field(default_factory=dict)
 
     def software_key(self, ranks: int) -> dict[str, str]:
-        """Return the versions and variables that must be equal, for a case with so many ranks, if
-        stored figures are to be compared.
-        """
+        """Return what must be equal if stored figures are to be compared."""
         # The local part, "+cu130", names the build. ``cuda`` says that, too.
         torch = self.torch.partition("+")[0]
         steering: tuple[str, ...] = STEERING

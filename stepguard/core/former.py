@@ -1,8 +1,6 @@
 """Former names: metrics, gates, reasons, options and commands that are gone. Only this table has
-them.
-
-Files that people keep still have such names: recordings, evidence, run documents and cases. What a
-reader finds of them is ignored, and a run says so once. Behind each name is what serves instead.
+them. Files that people keep still do; what a reader finds of them is ignored, and a run says so
+once. Behind each name is what serves instead.
 """
 
 import argparse
@@ -128,9 +126,7 @@ def named_in(text: bytes) -> list[str]:
 
 
 def without(raw: Any, inside: str = "") -> Any:
-    """Return plain data of a document without former metrics, gates and fields. ``inside`` is the
-    field that holds the data.
-    """
+    """Return plain data without former metrics, gates and fields. ``inside`` is its field."""
     if isinstance(raw, dict):
         if said := FIGURES.get(raw.get("type")):
             figures = [f"{name} {value}" for name, value in raw.items() if _is_figure(name, value)]

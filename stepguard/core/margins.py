@@ -86,8 +86,6 @@ PRIOR = Prior()
 
 
 def margins_of(percents: Sequence[float], device: str) -> Margins:
-    """Return the two percentages as margins; the device's if there are none. Raises ValueError if
-    they are no margins.
-    """
+    """Return the percentages as margins; by default the device's. Raises ValueError."""
     ignore, matter = percents or MARGINS_PCT[device]
     return Margins(ignore, matter)

@@ -88,9 +88,7 @@ class Metric:
         return self.role == "work" or self.name in OPERATOR_METRICS
 
     def exists(self, device: str, world_size: int, in_group: bool = False) -> bool:
-        """Return whether a case on ``world_size`` ranks of ``device`` can have it. ``in_group``
-        tells whether even one rank may be in a process group.
-        """
+        """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
         gpu, several = is_gpu(device), world_size > 1
         match self.scope:
             case Scope.ANY:

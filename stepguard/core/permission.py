@@ -9,10 +9,7 @@ import msgspec
 
 
 class Permission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Permission for one metric of one case to be worse: how much, until when, why, and by whom.
-
-    It has ``expires`` and exactly one of ``limit_pct`` and ``value``.
-    """
+    """Permission for one metric to be worse. It has one of ``limit_pct`` and ``value``."""
 
     case: str
     metric: str

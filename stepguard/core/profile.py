@@ -5,6 +5,7 @@ Every figure has a value for each profiled step. Their scatter shows whether two
 each step: compute + exposed communication + exposed copies + idle = step.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar
@@ -118,9 +119,7 @@ class Profile:
         return len(self.parts.step_us)
 
     def problem(self) -> str:
-        """Return what is wrong with the profile, although its fields have the right types; empty if
-        nothing is.
-        """
+        """Return what is wrong with the profile, its types aside; empty if nothing is."""
         series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
         for row in self.kernels:
             series += [row.calls, row.us]
@@ -192,9 +191,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
-    """Return the rows with these values in place of their own. Rows whose keys are then equal
-    become one.
-    """
+    """Return the rows with these values. Rows whose keys are then equal become one."""
     return tuple(
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
@@ -233,6 +230,14 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     for row in rows:
         by_key.setdefault(key(row), []).append(row)
     return by_key
+
+
+def summed(counts: Iterable[tuple[Key, int]]) -> "Counter[Key]":
+    """Return the sum of each key's counts."""
+    total: Counter[Key] = Counter()
+    for key, count in counts:
+        total[key] += count
+    return total
 
 
 def by_class(profile: Profile) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import date
 
-from stepguard.core.baseline import Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
+from stepguard.core.recording import Entry
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A case so far: what was measured of it, and what that is compared with.
-
-    ``now`` is compared with recordings. With ``pairs`` another tree judges, and ``now`` is None.
+    """A case so far. ``now`` is compared with recordings. With ``pairs`` another tree judges, and
+    ``now`` is None.
     """
 
     now: Evidence | None = None

@@ -1,14 +1,18 @@
-"""Figures: the values in a reason's sentence. Each sentence has a type.
+"""Figures: the values in a reason's sentence. Each sentence has a type. Below them are sentences
+that commands, refusals and the guard share.
 
 A verdict and a run's document hold them as data. reasons.py says which reason has which.
 """
 
+import shlex
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
+from stepguard.core.margins import Margins
 from stepguard.core.site import Site
-from stepguard.core.text import counted
+from stepguard.core.text import counted, listed
 
 
 class Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
@@ -179,9 +183,7 @@ class SlowSteps(Sentence, frozen=True):
 
 
 class OverSteps(Sentence, frozen=True):
-    """A count is of several steps together, since steps differ. Or it is most steps' count, since
-    launches disagree.
-    """
+    """A count is of several steps together, or most steps' count if launches disagree."""
 
     steps: int
     counts: tuple[tuple[int, int], ...] = ()  # each count and how many steps have it, most first
@@ -227,3 +229,35 @@ OfCase = (
 )
 OfMetric = Undecided | OwnLimit | OverSteps | SlowSteps | MovedNumbers
 OfConfirmation = Said | NoAnswer | OtherCommit
+
+
+TREE_CHANGED = "files changed while it was measured: its launches may be of different code"
+
+
+def changed_in_pytest(change: str) -> str:
+    """Return that "name old -> new", which launches inherit, changed since pytest started."""
+    return (
+        f"{change} since pytest was started, by a conftest, a test or a plugin: what is set there "
+        "is no part of the step; set it for the command, or in the workload's module"
+    )
+
+
+def uncommitted(files: Sequence[str]) -> str:
+    """Return what differs from a tree's commit, and what mends it; empty if nothing does."""
+    text = f"uncommitted changes ({listed(files, 3)})"
+    return f"{text}: commit them, or add outputs to .gitignore" if files else ""
+
+
+def margins_text(margins: Margins) -> str:
+    """Return "margins 0.2 and 0.5 %"."""
+    return f"margins {both_pct(margins)}"
+
+
+def both_pct(margins: Margins) -> str:
+    """Return "0.2 and 0.5 %"."""
+    return f"{margins.ignore_pct:g} and {margins.matter_pct:g} %"
+
+
+def no_folder(path: str) -> str:
+    """Return that a folder of baselines is missing, and the command that makes it."""
+    return f"no such folder; to record into a new one: mkdir -p {shlex.quote(path)}"

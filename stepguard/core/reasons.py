@@ -1,8 +1,6 @@
-"""Reasons: why a verdict or a fault is what it is. Each is a row of a table.
-
-A row has a code, a phrase, the statuses that the reason comes with, and the figures of its
-sentences. It has figures only if a case as a whole can have the reason. Evidence and documents hold
-the code. docs/reason-codes.md says what a code means and what mends it.
+"""Reasons: why a verdict or a fault is what it is. Each is a row: a code, a phrase, the statuses
+that it comes with, and, if a case as a whole can have it, the figures of its sentences. Evidence
+and documents hold the code. docs/reason-codes.md says what a code means and what mends it.
 """
 
 from enum import StrEnum

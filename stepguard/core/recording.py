@@ -1,18 +1,24 @@
-"""A recording: the figures of one evidence. judge/summarise_evidence.py makes it.
+"""A recording: the figures of one evidence, of this run's or of a baseline file's.
 
-The figures of this run and those of a baseline file (baseline.py) have this type.
+A baseline file holds cases. A case holds epochs, oldest first. An epoch holds the recordings of one
+level. An accepted change of level opens a new epoch. Runs are compared only with the last epoch.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Annotated, Any
 
 import msgspec
 
-from stepguard.core.metrics import OPERATORS, PEAK
+from stepguard.core.margins import Margins, margins_of
+from stepguard.core.metrics import METRICS, OPERATORS, PEAK
+from stepguard.core.profile import grouped, summed
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
 
+SCHEMA = 1  # of a baseline file
+KEPT_RECORDINGS = 20  # in an epoch: the first of each software, and the newest ones
 # A step's time: from a nanosecond to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -91,9 +97,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
     def operator_sites(self) -> list[Site]:
-        """Return where the eager step calls its operators. Places from a baseline have no line
-        numbers.
-        """
+        """Return where the eager step calls its operators. A baseline has no line numbers."""
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
 
     def values(self) -> dict[str, float]:
@@ -184,14 +188,9 @@ def without_labels(recording: Recording) -> Recording:
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
-    """Return how often each operator is called, by "file function: source". Line numbers are left
-    out, since they change with every edit above.
-    """
-    by_place: dict[str, dict[str, int]] = {}
-    for site in sites:
-        calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})
-        calls[site.what] = calls.get(site.what, 0) + site.count
-    return by_place
+    """Return how often each operator is called, by "file function: source", without lines."""
+    by_place = grouped(sites, lambda site: f"{site.file} {site.function}: {site.text}")
+    return {at: dict(summed((s.what, s.count) for s in mine)) for at, mine in by_place.items()}
 
 
 def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
@@ -201,3 +200,62 @@ def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
         file, _, function = place.rpartition(" ")
         sites += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
     return sites
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recordings at one level, oldest first."""
+
+    reason: Text
+    recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
+
+
+class Entry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A case's baseline: the parameters that it was measured with, and its epochs."""
+
+    case: dict[str, Any]
+    epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
+    extended: bool = False  # not in the core suite: a run may leave it out
+    gates: list[str] = []  # empty if the case gates all that is recorded
+    margins_pct: list[float] = []  # the case's own margins; empty if they are its device's
+
+    @property
+    def level(self) -> Epoch:
+        """Return the last epoch: the only one with which runs are compared."""
+        return self.epochs[-1]
+
+    @property
+    def newest(self) -> Recording:
+        """Return the newest recording of the level."""
+        return self.level.recordings[-1]
+
+    @property
+    def required_gates(self) -> frozenset[str]:
+        """Return the metrics that the case must gate to guard as much as when it was recorded."""
+        newest = self.newest
+        recorded = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
+        return frozenset(self.gates or recorded)
+
+    @property
+    def margins(self) -> Margins:
+        """Return the widest margins with which the case guards as much as when recorded."""
+        return margins_of(self.margins_pct, self.case["device"])
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of the whole entry: any other figure, part or field changes it."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
+        """Return the metrics that a case with these gates must gate, too, on such a device."""
+        missing = self.required_gates - set(gates)
+        return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
+
+
+class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file: the cases of one kind of machine."""
+
+    schema: int
+    machine: Text  # "NVIDIA H200", or "CPU"
+    cases: dict[str, Entry]

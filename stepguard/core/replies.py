@@ -54,9 +54,7 @@ class Timed(Reply):
 
 
 class TimedBlock(Timed):
-    """A block's times. The rest is the rank's total so far: if it grew, the block was not
-    steady.
-    """
+    """A block's times. The rest is a total: if it grew, the block was not steady."""
 
     wall_ms: float
     events_ms: float

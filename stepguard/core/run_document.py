@@ -1,8 +1,6 @@
-"""The document of a run: what was asked for, what became of every case, what was measured.
-
---perf-json writes it. Reports and the gate on another machine know only the document. So a run that
-failed, stopped or was refused writes one, too. Paths are relative to the project's folder.
-storage/run_document_file.py reads it from a file.
+"""The document of a run: what was asked for, what became of every case, what was measured. Reports
+and the gate on another machine know only the document. So a run that failed, stopped or was refused
+writes one, too. Paths are relative to the project's folder.
 """
 
 import re
@@ -51,9 +49,7 @@ class End(Enum):
 
 
 class ProblemCode(StrEnum):
-    """Why a run does not pass, apart from its verdicts. docs/reason-codes.md says what a code
-    means.
-    """
+    """Why a run does not pass, apart from its verdicts; see docs/reason-codes.md."""
 
     REFUSED = "REFUSED"
     NOT_FINISHED = "NOT_FINISHED"
@@ -114,9 +110,7 @@ class CaseState(_Part, frozen=True, kw_only=True):
 
 
 class Page(_Part, frozen=True, kw_only=True):
-    """A verdict for readers: its headline, its place, and blocks of lines. stepguard/report makes
-    it once; terminals, Markdown and GitHub show its parts.
-    """
+    """A verdict for readers, which report/ makes once: a headline, a place, blocks of lines."""
 
     headline: Text  # one line, cause first
     message: str  # of a case that was judged as a whole
@@ -185,9 +179,7 @@ class GpuDocument(_Part, frozen=True, kw_only=True):
 
 
 class Options(_Part, frozen=True, kw_only=True):
-    """The options of the run, with their origin: the command line, PYTEST_ADDOPTS or the
-    settings.
-    """
+    """The options of the run, by origin: the command line, PYTEST_ADDOPTS or settings."""
 
     arguments: list[str] = []
     environment: str = ""

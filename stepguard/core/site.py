@@ -18,9 +18,7 @@ _LINE = re.compile(r":\d+ in ")
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place, and what happens there. The count is calls a step, bytes, or, for the compiler,
-    calls in all.
-    """
+    """One place, and what happens there: calls a step, bytes, or compilations in all."""
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."
     file: str = ""  # relative to the measured tree if it lies in it; empty if unknown
@@ -71,18 +69,14 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def named_file(file: str) -> str:
-    """Return a library's file as its readers know it, "transformers/trainer.py": from the package's
-    folder, or with the one folder around it.
-    """
+    """Return a library's file as its readers know it, "transformers/trainer.py"."""
     parts = [part for part in file.split("/") if part]
     packages = [number for number, part in enumerate(parts) if part in INSTALLED]
     return "/".join(parts[packages[-1] + 1 :] if packages else parts[-2:])
 
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
-    """Merge sites of the same place into one, with the sum of the counts, all phases, and the first
-    line number.
-    """
+    """Merge sites of one place: the sum of the counts, all phases, the first line number."""
     return tuple(
         replace(
             alike[0],
@@ -94,9 +88,7 @@ def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 
 def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
-    """Return the sites that ``new`` has more often than ``old``, with the difference as their
-    count.
-    """
+    """Return the sites that ``new`` has more often than ``old``, with the difference."""
     before = {site.key: site.count for site in merge(old)}
     return tuple(
         replace(site, count=site.count - before.get(site.key, 0))

@@ -28,11 +28,7 @@ _listener: Callable[[], None] | None = None
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Allow the host syncs of the block: they do not count as ``host_syncs_per_step``, and are
-    listed with ``reason``.
-
-    Raises ValueError without a reason, since readers of the report need it.
-    """
+    """Allow the host syncs of the block: they are listed with ``reason``, and do not count."""
     if not reason.strip():
         raise ValueError("allow_sync needs a reason: it is printed on every run")
     _open.append(reason.strip())
@@ -48,9 +44,7 @@ def allowed_now() -> str:
 
 
 def allowed_by_comment(source_line: str) -> str:
-    """Return the reason that a line's comment gives; empty if there is no comment, or no reason in
-    it.
-    """
+    """Return the reason that a line's comment gives; empty without one."""
     marker = _MARKER.search(_comment(source_line))
     reason = marker["reason"].strip() if marker else ""
     return reason if re.search(r"\w", reason) else ""

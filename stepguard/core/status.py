@@ -7,9 +7,7 @@ Outcome = Literal["passed", "failed", "error"]  # pytest's words
 
 
 class Status(Enum):
-    """The verdicts, worst first. SLOWER and CHANGED come before NO BASELINE and INCONCLUSIVE: a
-    metric that moved gives the reader something to look at.
-    """
+    """The verdicts, worst first. What moved gives the reader something to look at."""
 
     BROKEN = "BROKEN"
     UNFIT = "UNFIT"

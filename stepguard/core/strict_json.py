@@ -1,8 +1,6 @@
-"""Read JSON documents strictly: fields have their types, a key occurs once, and numbers are finite
-and not huge.
-
-The whole document is refused if any part of it cannot be trusted: a gate that skips what it does
-not understand turns green by accident. Time and memory are linear in the size. No I/O.
+"""Read JSON documents strictly: fields have their types, a key occurs once, numbers are finite and
+not huge. The whole document is refused if any part of it cannot be trusted: a gate that skips what
+it does not understand turns green by accident. Time and memory are linear in the size. No I/O.
 """
 
 import json
@@ -91,9 +89,7 @@ def converted(raw: Any, kind: type[Content]) -> Content:
 
 
 def _located(raw: Any, kind: Any, error: str) -> str:
-    """Return the path of msgspec's error, `$.cases[...].date`, with the real keys in place of the
-    dots. The value there is added, unless it is a whole object or list.
-    """
+    """Return the path of msgspec's error with the real keys, and a short value there."""
     at = error.partition(" - at ")[2]
     before, _, steps = at.partition("$")
     path, here = f"{before}$", raw
@@ -109,10 +105,7 @@ def _located(raw: Any, kind: Any, error: str) -> str:
 
 
 def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
-    """Return the first key of ``here``, an object in ``raw``, whose value has this error. All other
-    keys are removed from ``here``. The key is found by bisection: with the keys up to it the error
-    occurs, with fewer it does not.
-    """
+    """Return the first key of an object in ``raw`` whose value has this error, by bisection."""
     items = [*here.items()]
 
     def keep(some: Sequence[tuple[str, Any]]) -> None:
@@ -133,9 +126,7 @@ def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
 
 
 def _struct(kind: Any) -> Any:
-    """Return the Struct in a type: itself, or that of list[Waiver] or Plot | None; None if there is
-    none.
-    """
+    """Return the Struct in a type, as in list[Waiver] or Plot | None; else None."""
     if hasattr(kind, "__struct_fields__"):
         return kind
     return next(filter(None, map(_struct, get_args(kind))), None)

@@ -41,9 +41,7 @@ def printable(text: object) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """Return a text of about ``most`` characters at most. A longer one keeps its beginning and its
-    end; between them it says how much was left out.
-    """
+    """Return a text of about ``most`` characters: of a longer one the beginning and the end."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -51,9 +49,7 @@ def bounded(text: str, most: int) -> str:
 
 
 def first(lines: Sequence[str], most: int, front: str = "") -> list[str]:
-    """Return the first ``most`` lines. If there are more, one more line, which begins with
-    ``front``, counts the others.
-    """
+    """Return the first ``most`` lines, and one that counts the others, behind ``front``."""
     rest = len(lines) - most
     return [*lines[:most], *([f"{front}and {rest} more"] if rest > 0 else [])]
 
@@ -81,9 +77,7 @@ def revision(asked: str, commit: str) -> str:
 
 
 def meant(name: str, known: Iterable[str], asked: str = "did you mean") -> str:
-    """Return " (did you mean a or b?)" with the names that resemble a mistyped one; empty if none
-    does. ``asked`` is the question's beginning.
-    """
+    """Return " (did you mean a or b?)" with the names like a mistyped one; else empty."""
     close = get_close_matches(name, list(known))
     return f" ({asked} {' or '.join(close)}?)" if close else ""
 
@@ -94,9 +88,7 @@ def cut(text: str, width: int) -> str:
 
 
 def shortened(case_id: str, width: int) -> str:
-    """Return an id of at most so many columns. A longer one is cut in its middle: cases differ at
-    the end.
-    """
+    """Return an id of so many columns, cut in its middle: cases differ at the end."""
     if len(case_id) <= width:
         return case_id
     end = (width - 2) // 2

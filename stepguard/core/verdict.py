@@ -63,9 +63,7 @@ class Joins(Enum):
 
 
 class Decision(_Data, frozen=True):
-    """The decision on a time by its pairs. Changes are in percent of the base's time: positive is
-    slower.
-    """
+    """The decision on a time by its pairs, in percent of the base's time: positive is slower."""
 
     status: Status  # INCONCLUSIVE while more pairs are wanted
     reason: Reason
@@ -81,9 +79,7 @@ class Decision(_Data, frozen=True):
 
     @property
     def interval(self) -> str:
-        """Return "[-0.12, +0.20] %". A few pairs may not limit the upper end: it is then "more than
-        +10000".
-        """
+        """Return "[-0.12, +0.20] %"; of a few pairs the upper end may be unlimited."""
         high = self.high_pct
         known = f"{high:+.2f}" if high <= FARTHEST_PCT else f"more than {FARTHEST_PCT:+.0f}"
         return f"[{self.low_pct:+.2f}, {known}] %"
@@ -174,9 +170,7 @@ class MetricVerdict(_Data, frozen=True):
 
     @property
     def has_notice(self) -> bool:
-        """Tell whether the report shows the metric although it passes: its reason is one of
-        NOTICES, pairs cleared an alarm, or launches disagree on a count.
-        """
+        """Tell whether the report shows the metric although it passes."""
         several = isinstance(self.figures, OverSteps) and bool(self.figures.counts)
         disagree = several or isinstance(self.figures, MovedNumbers)
         noted = self.reason in NOTICES or self.confirmed is not None or disagree
@@ -184,9 +178,7 @@ class MetricVerdict(_Data, frozen=True):
 
     @property
     def rank(self) -> float:
-        """Return the place in the order of verdicts; 0 is the worst. A waived metric comes before
-        the metrics that pass, and after all others.
-        """
+        """Return the place in the order of verdicts; 0 is the worst. Waived ones come later."""
         return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
     @property
@@ -269,9 +261,7 @@ def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
 
 
 class Straggler(_Data, frozen=True):
-    """The rank that got slower than all others. The time in which it waits for others does not
-    count.
-    """
+    """The rank that got slower than all others, without its waits for others."""
 
     rank: int
     old_ms: float
@@ -313,9 +303,7 @@ class Verdict(_Data, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return pytest's word for the case: passed, too, if all that fails is waived, or if this
-        run recorded it.
-        """
+        """Return pytest's word for the case: also passed if it is waived, or just recorded."""
         return "passed" if self.waived_until or self.recorded else self.status.outcome
 
     @property

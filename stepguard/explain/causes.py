@@ -1,10 +1,8 @@
 """Explain the difference of two profiles: causes, sorted by their time, that add up to it.
 
 A step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
-and idle time by cause. Each term has a value for each step, so its difference can be compared with
-the scatter between the steps of one profile. A term within that scatter is no cause; the sum of
-such terms is ``Explanation.scatter_us``. Causes and scatter always add up to the difference. If a
-side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
+and idle time by cause. A term within the scatter of the steps of one profile (scatter.py) is no
+cause; the sum of such terms is ``Explanation.scatter_us``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -117,7 +115,6 @@ def lines_of(place: str, operators: Iterable[Site]) -> list[Site]:
 
 
 def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
-    """Return why two profiles cannot be compared; empty if they can."""
     both = before, after
     refused = []
     if before.gpu and after.gpu and before.gpu != after.gpu:
@@ -135,9 +132,7 @@ def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
 
 
 def _common(before: Profile, after: Profile) -> float:
-    """Return the share of the kernels' time in classes that both sides have. The same program on a
-    slower GPU has the same shares.
-    """
+    """Return the share of the kernels' time in classes that both sides have."""
     old, new = by_class(before), by_class(after)
     whole, now_whole = sum(old.values()), sum(new.values())
     if not (whole and now_whole):
@@ -146,9 +141,7 @@ def _common(before: Profile, after: Profile) -> float:
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
-    """Return the computing kernels of each side. If the sides hardly share a phase, the phases are
-    dropped: the workload may have renamed them, and has then not moved its kernels.
-    """
+    """Return the computing kernels of each side; without phases if hardly any is shared."""
     sides: list[Sequence[KernelRow]] = [rows_of(before), rows_of(after)]
     shared = {row.phase for row in sides[0]} & {row.phase for row in sides[1]}
     for side in sides:
@@ -191,9 +184,7 @@ def _work(rows: Sequence[KernelRow]) -> Work:
 def _kernel_terms(
     matches: Sequence[Match], pace: Pace, judged: Collection[Match]
 ) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of each match at the pace of its class. With each term comes its cause, which
-    counts if the term's difference is beyond the scatter.
-    """
+    """Yield the terms of each match at the pace of its class, each with its cause."""
     for matched in matches:
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
@@ -221,7 +212,6 @@ def _kernel_terms(
 
 
 def _cause_of(matched: Match, kind: Kind, term: Term, before: Side, after: Side) -> Cause:
-    """Return a match as the cause of a term."""
     row = max(matched.rows, key=lambda row: mean(row.us))
     # The place is that of a new kernel if there is one, since the reader can change that line.
     known = {row.name for row in matched.before}
@@ -232,7 +222,6 @@ def _cause_of(matched: Match, kind: Kind, term: Term, before: Side, after: Side)
 
 
 def _kind_of(matched: Match) -> Kind:
-    """Return the kind of a match that is not the same work."""
     if not matched.before:
         return Kind.ADDED
     if not matched.after:
@@ -243,9 +232,7 @@ def _kind_of(matched: Match) -> Kind:
 def _other_terms(
     before: Profile, after: Profile, matches: Sequence[Match], pace: Pace
 ) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of everything but the computing kernels. Together with the kernels' terms
-    they add up to the step.
-    """
+    """Yield the terms of all but the computing kernels: they complete the step."""
     old, new = before.parts, after.parts
     exposed = old.exposed_communication_us, new.exposed_communication_us
     yield _part(Kind.COMMUNICATION, *exposed)
@@ -300,9 +287,7 @@ def _sorted_out(
 
 
 def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -> Iterator[Cause]:
-    """Yield the kernels with other machine code whose time is within the scatter. Autotuning may
-    choose another form of an unchanged kernel, which is yielded too.
-    """
+    """Yield the kernels with other machine code whose time is within the scatter."""
     for term, cause in terms:
         old, new = cause.before.machine_code, cause.after.machine_code
         if old and new and old != new and not scatter.beyond(term):
@@ -338,9 +323,7 @@ def _pace_causes(
 
 
 def _with_moves(causes: list[Cause]) -> list[Cause]:
-    """Return the causes. If kernels came and went in one phase and their times nearly cancel, these
-    causes become one: a move.
-    """
+    """Return the causes. Kernels that came and went in one phase become one: a move."""
     structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
     kept = [cause for cause in causes if cause.kind not in structural]
     moved = [cause for cause in causes if cause.kind in structural]
@@ -360,9 +343,7 @@ def _with_moves(causes: list[Cause]) -> list[Cause]:
 
 
 def _together(main: Side, sides: Sequence[Side]) -> Side:
-    """Return a side with the figures of all, so that they differ by the cause's time; the names of
-    the main one come first.
-    """
+    """Return a side with the figures of all sides. The names of the main cause come first."""
     names = tuple(dict.fromkeys([*main.names, *(name for side in sides for name in side.names)]))
     calls, us = sum(side.calls for side in sides), sum(side.us for side in sides)
     return replace(main, names=names, calls=calls, us=us, work=Work(), machine_code=UNSET)
@@ -376,9 +357,7 @@ def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return the CUDA calls whose number a step changed: name, old and new number. A call whose
-    number varies from step to step, such as polling, is left out.
-    """
+    """Return the CUDA calls whose steady number changed: name, old and new number."""
     zeros: Series = (0.0,)
     changed = []
     for name in sorted(before.calls.keys() | after.calls.keys()):

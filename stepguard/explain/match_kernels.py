@@ -44,9 +44,7 @@ class Match:
 
     @property
     def other_names(self) -> bool:
-        """Tell whether names differ, and not only by the compiler's number. So do the products'
-        kernels of another tile.
-        """
+        """Tell whether names differ, and not only by the compiler's number or a product's tile."""
         names = {row.canonical if _numbered(row) else row.name for row in self.rows}
         return len(names) > 1
 
@@ -62,9 +60,7 @@ class Match:
 
     @property
     def other_work(self) -> bool:
-        """Tell whether a launch is known to compute more or less than before. The grid does not
-        show that for a kernel that stays on its multiprocessors.
-        """
+        """Tell whether a launch computes more or less than before. A grid may not show that."""
         old, new = ({row.work.flops for row in side} for side in (self.before, self.after))
         return 0.0 not in old | new and old != new
 
@@ -81,9 +77,7 @@ def _numbered(row: KernelRow) -> bool:
 
 
 def _named(*fields: str, numbered: bool = False) -> _Key:
-    """Return a key function for kernels with a number in their name (their name without it), or for
-    those without one (their name), together with these fields.
-    """
+    """Return a key function for kernels with (or without) a number in their name."""
 
     def key(row: KernelRow) -> tuple[object, ...] | None:
         if _numbered(row) is not numbered:
@@ -100,9 +94,7 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
 
 
 def _attends(row: KernelRow) -> bool:
-    """Tell whether a kernel is attention, a product of each head, or a softmax other than the
-    loss's.
-    """
+    """Tell whether a kernel is attention, a product of each head, or not the loss's softmax."""
     softmax = "softmax" in row.name and "log_softmax" not in row.name
     return row.kind == "attention" or row.operator in _BATCHED or softmax
 
@@ -129,9 +121,7 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
 
 
 def communicates(row: KernelRow) -> bool:
-    """Tell whether a kernel communicates. It waits for other ranks, and runs beside kernels that
-    compute.
-    """
+    """Tell whether a kernel communicates: it waits for ranks beside kernels that compute."""
     return row.kind == COMMUNICATION
 
 

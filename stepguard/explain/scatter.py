@@ -86,9 +86,7 @@ class Scatter:
         self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
 
     def beyond(self, term: Term) -> bool:
-        """Tell whether the difference is beyond the scatter between steps. For other work, or if
-        the scatter is unknown, any difference above 1 us is.
-        """
+        """Tell whether the difference is beyond the steps' scatter; for other work, above 1 us."""
         if term.certain or not self.known:
             return abs(term.change_us) > _LEAST_US
         if abs(term.change_us) > self._large_us and _apart(term):
@@ -183,9 +181,7 @@ class Pace:
             self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
 
     def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
-        """Return by how much each class as a whole is slower than before, as a log-ratio and at the
-        pace of its phases.
-        """
+        """Return by how much each class is slower than before, as a log-ratio."""
         rest: dict[str, list[float]] = {}
         for match in self._matches:
             if (kernel := same.get(id(match))) is not None:
@@ -214,10 +210,7 @@ class Pace:
         return tuple(before.tolist()), tuple(after.tolist())
 
     def unsure_us(self, match: Match) -> float:
-        """Return the standard error, in us, that a match's difference has because the degree to
-        which the match follows the pace is not exactly known. A phase whose pace is unknown may
-        have that of any other phase.
-        """
+        """Return the standard error of a match's difference: how far it follows is not exact."""
         row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
         us = max(sum(mean(row.us) for row in rows) for rows in (match.before, match.after))
@@ -264,9 +257,7 @@ class Pace:
 
 
 def _kernel(match: Match) -> _Kernel | None:
-    """Return the kernel of a match, if it is one kernel that does the same work equally often on
-    both sides; else None.
-    """
+    """Return a match's kernel if it is one, of equal work and calls on both sides; else None."""
     if match.how != How.SAME or len(match.rows) != 2 or match.other_work or match.more_calls:
         return None
     sides = [np.array(row.us) for row in (match.before[0], match.after[0])]
@@ -277,9 +268,8 @@ def _kernel(match: Match) -> _Kernel | None:
 
 
 def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:
-    """Return a phase's pace in each step, on both sides, as logs. Each class has the weighted
-    median of its kernels that follow the pace; the result is the median over classes. None if too
-    few kernels follow it. ``kernels`` has each kernel with the degree to which it does.
+    """Return a phase's pace in each step, on both sides, as logs: the median over classes of their
+    weighted medians. None if too few kernels follow it.
     """
     whole = sum(kernel.us for kernel, _ in kernels)
     telling = [(kernel, follows) for kernel, follows in kernels if follows >= FOLLOWS]
@@ -309,7 +299,6 @@ def _shared(logs: Sequence[float]) -> float:
 
 
 def _weighted_median(rows: Floats, weights: Floats) -> Floats:
-    """Return the weighted median over rows, of each column."""
     order = np.argsort(rows, axis=0)
     share = np.cumsum(weights[order], axis=0) / weights.sum()
     at = (share >= 0.5).argmax(axis=0)

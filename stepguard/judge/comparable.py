@@ -1,11 +1,6 @@
-"""Under which conditions two measurements were made, and which conditions differ. Pure.
-
-The screen, acceptance, pairs, the ranks of a launch, the nodes of a job and the history ask this
-module. Each caller says which tags matter to it.
-
-Whether two steps do the same work is another question (judge/rules/same_step.py). Settings of
-torch and Python that a workload changes have no tag: a counter counts them, and a step with other
-settings is CHANGED.
+"""Under which conditions two measurements were made, and which conditions differ. Pure. Each caller
+says which tags matter to it. Whether two steps do the same work is another question
+(judge/rules/same_step.py). Settings that a workload changes have no tag: a counter counts them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -61,11 +56,7 @@ class Mismatch:
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
 ) -> tuple[Mismatch, ...]:
-    """Return the conditions that differ; empty if the two may be compared. Only ``tags`` that both
-    sides have are looked at.
-
-    Differences are in the order of Tag. Within a tag torch comes first.
-    """
+    """Return the conditions that differ, torch first, of those that both sides have."""
     return tuple(
         Mismatch(tag, *change)
         for tag in Tag
@@ -75,9 +66,7 @@ def comparable(
 
 
 def conditions_of(evidence: Evidence) -> Conditions:
-    """Return the conditions that evidence was measured under. Without a fingerprint only the case
-    is known.
-    """
+    """Return the conditions of evidence. Without a fingerprint only the case is known."""
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
@@ -87,9 +76,7 @@ def conditions_of(evidence: Evidence) -> Conditions:
 
 
 def between_environments(then: Fingerprint, now: Fingerprint) -> tuple[Mismatch, ...]:
-    """Return what differs between two environments on one machine: versions, and variables that may
-    change what runs.
-    """
+    """Return which versions and variables differ between two environments on one machine."""
     return comparable(*map(_environment, (then, now)))
 
 

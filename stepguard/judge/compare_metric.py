@@ -1,9 +1,8 @@
-"""Compare one metric of a case with recordings, or with another revision: a time, a difference, a
-count.
+"""Compare one metric of a case, a time, a difference or a count, with recordings or another
+revision.
 
-Both sides have one type. ``now`` is this run's summary. ``past`` are comparable recordings of one
-epoch, oldest first, or only the other revision's summary. A count is that of the rank that counts
-most, or of another rank if its verdict is worse.
+Both sides have one type. ``past`` are comparable recordings of one epoch, oldest first, or only the
+other revision's summary. A count is that of the rank that counts most, or has the worse verdict.
 """
 
 import math
@@ -15,7 +14,8 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from stepguard.core.metrics import JUDGED_TIME, METRICS, NUMBERS, OPERATOR_METRICS, PEAK
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, NUMBERS, OPERATOR_METRICS, PEAK
+from stepguard.core.profile import summed
 from stepguard.core.reason_sentences import OverSteps, OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
@@ -24,10 +24,14 @@ from stepguard.core.source_marks import without_mark
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
-from stepguard.judge.compare_numbers import compare_numbers
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, OTHER_CARD_PCT, OWN_CARD_PCT
+from stepguard.judge.compare_numbers import compare_numbers, known_equal
 from stepguard.judge.moved_places import computes_as_much, moved_parts, where_moved
 
+# A time raises an alarm if it is so far from the mean of the level's recordings: of this card, or
+# of other cards. Pairs answer an alarm. Of 26 accepted recordings on a card that was known none is
+# beyond 0.46 % of the others, of 70 beside other cards one is beyond 2 %, by 2.02 % (baselines/).
+OWN_CARD_PCT, OTHER_CARD_PCT = 0.7, 2.0
+DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how fast they wake up and launch
 Said = tuple[Status, Reason]
 
 
@@ -39,9 +43,8 @@ def compare(
     recorded: bool = False,
     longer: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict. ``now`` must have the metric. ``recorded`` says that ``past`` is
-    a baseline's: then a counter that is newer than the baseline is shown, not compared. ``longer``
-    says that the step's kernels take longer: then its time is an alarm, also if it is `same`.
+    """Return the metric's verdict. ``recorded``: ``past`` is a baseline's, so a newer counter is
+    only shown. ``longer``: kernels take longer, so a time that is `same` is an alarm, too.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
@@ -67,9 +70,7 @@ def compare(
 def _compare_time(
     now: Recording, past: Sequence[Recording], gated: bool, longer: bool
 ) -> MetricVerdict:
-    """Judge the step time by the recordings of this very card; if there are none, by those of other
-    cards, where each card counts once.
-    """
+    """Judge the step time by recordings of this card; else by others, each card once."""
     by_card: dict[str, list[float]] = {}
     own: list[float] = []
     for recording in past:
@@ -103,9 +104,7 @@ def _level(times_ms: Sequence[float]) -> float:
 
 
 def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
-    """Return a difference in percent of a step, as the mean of the recordings that have it; None if
-    none has. A single recording may be off by the whole limit.
-    """
+    """Return a difference in percent of a step, as the recordings' mean; None without one."""
     known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
     return fmean(known) if known else None
 
@@ -113,9 +112,7 @@ def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | N
 def _compare_difference(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
-    """Judge a difference in percentage points of a step, since a ratio to zero does not exist.
-    ``change_pct`` and ``noise_pct`` are such points, too.
-    """
+    """Judge a difference in percentage points of a step: a ratio to zero does not exist."""
     difference, old = now.differences_pct[metric], recorded_difference_pct(metric, past)
     if old is None:
         return _not_recorded(metric, difference.mean, gated)
@@ -126,7 +123,6 @@ def _compare_difference(
 
 
 def _against_limit(change_pct: float, limit_pct: float, noise_pct: float = 0.0) -> Said:
-    """Compare a change with its limit, in both directions."""
     # Noise comes first: if it is beyond the limit, it may hide a change, or look like one.
     if not noise_pct <= limit_pct:
         return Status.INCONCLUSIVE, Reason.TOO_NOISY
@@ -138,9 +134,7 @@ def _against_limit(change_pct: float, limit_pct: float, noise_pct: float = 0.0) 
 def _compare_count(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
-    """Return the verdict on a count, which ``now`` must have, by its total, ranks and parts. It
-    names the places that moved.
-    """
+    """Return the verdict on a count by its total, ranks and parts, with the places."""
     now, *past = on_same_steps(now, *past)
     now = _with_marked(metric, now, past[-1])
     new, old = now.counters[metric], _recorded_count(metric, past)
@@ -175,9 +169,7 @@ def _compare_count(
 
 
 def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
-    """Return ``now`` with the calls that it allows at lines where ``past`` counts them: a mark is
-    no gain, and hides no other call.
-    """
+    """Return ``now`` with the calls that it allows where ``past`` counts them: no gain."""
     newly = _calls_at_lines(metric, now, True) - _calls_at_lines(metric, past, True)
     marked = newly & _calls_at_lines(metric, past, False)
     if not (calls := marked.total()):
@@ -205,11 +197,11 @@ def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
 
 def _calls_at_lines(metric: str, of: Recording, allowed: bool) -> Counter[tuple[str, ...]]:
     """Return how often each line makes calls that are allowed, or such that are not."""
-    calls: Counter[tuple[str, ...]] = Counter()
-    for site in of.sites.get(metric, ()):
-        if site.file and bool(site.allowed) is allowed:
-            calls[_unmarked(site)] += site.count
-    return calls
+    return summed(
+        (_unmarked(site), site.count)
+        for site in of.sites.get(metric, ())
+        if site.file and bool(site.allowed) is allowed
+    )
 
 
 def _unmarked(site: Site) -> tuple[str, ...]:
@@ -224,7 +216,6 @@ def _change_pct_of(old: float | None, new: float) -> float | None:
 def _not_recorded(
     metric: str, new: float, gated: bool, status: Status = Status.NO_BASELINE
 ) -> MetricVerdict:
-    """Return the verdict on a metric that the recordings lack."""
     return MetricVerdict(metric, status, Reason.NOT_RECORDED, new=new, gated=gated)
 
 
@@ -257,9 +248,7 @@ def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) ->
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; None if it has none. If the metric may rise a little,
-    return the epoch's lowest, so that small rises do not add up over recordings.
-    """
+    """Return the newest count; the epoch's lowest if the metric may rise a little."""
     newest = past[-1].counters.get(metric)
     if newest is None or not METRICS[metric].tolerant:
         return newest
@@ -285,9 +274,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 def _compare_ranks(
     metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
 ) -> _Count:
-    """Return the count of the rank with the worst verdict, or ``busiest`` if none is worse. The
-    count names the ranks with that verdict, unless all ranks have it.
-    """
+    """Return the count of the rank with the worst verdict, and the ranks that have it."""
     new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
     if not ranks:  # one rank, or ranks that are all alike, now and in the recording
@@ -315,11 +302,8 @@ def _compare_ranks(
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the count of each rank in the newest recording; the lowest of the epoch if the metric
-    may rise a little. None if no recording has ranks that differ.
-
-    Old recordings that do not count each rank are left out. The newest recording of a file always
-    counts each rank.
+    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
+    rise a little. None if no recording has ranks that differ.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
     each = [recording.differing_ranks().get(metric) for recording in known]
@@ -332,3 +316,28 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
     ]
     lowest = [min(counts) for counts in zip(*whole, strict=True)]
     return lowest if METRICS[metric].tolerant else whole[-1]
+
+
+def with_fallen(metrics: Sequence[MetricVerdict]) -> tuple[MetricVerdict, ...]:
+    """Return all metrics of a case, of which operators and FLOPs that are a gain are FASTER."""
+    counters = {one.metric: one for one in metrics if METRICS[one.metric].kind == "counter"}
+    less = {name for name in (*OPERATOR_METRICS, FLOPS) if _only_fell(counters.get(name))}
+    others = (metric for name, metric in counters.items() if name not in less)
+    rose = any(metric.status not in (Status.SAME, Status.FASTER) for metric in others)
+    if rose or not known_equal(counters.get(NUMBERS)):
+        return tuple(metrics)
+    return tuple(
+        replace(metric, status=Status.FASTER, reason=Reason.COUNTER_FELL)
+        if metric.metric in less
+        else metric
+        for metric in metrics
+    )
+
+
+def _only_fell(metric: MetricVerdict | None) -> bool:
+    """Tell whether a count moved, and fell with all its parts, on each rank that it moved on."""
+    if metric is None or metric.reason is not Reason.WORK_MOVED:
+        return False
+    ranks = metric.failing_ranks or ((metric.old or 0.0, metric.new or 0.0),)
+    parts = all(part.new <= part.old for part in metric.moved)
+    return parts and all(new < old for old, new in ranks)

@@ -98,9 +98,7 @@ def known_equal(metric: MetricVerdict | None) -> bool:
 
 
 def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
-    """Return the numbers that moved beyond their limits: what is not finite first, then by step,
-    the largest move first, an update behind the gradients that it follows from.
-    """
+    """Return the numbers that moved beyond their limits, causes first."""
 
     def order(move: Move) -> tuple[bool, int, bool, float]:
         return not math.isinf(move.size), move.step, move.kind in (UPDATE, UPDATES), -move.size
@@ -116,9 +114,7 @@ def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:
 
 
 def _lost(now: Mapping[str, Steps], past: Mapping[str, Steps]) -> list[str]:
-    """Return the past's numbers of a kind that is not seen now: they may have changed unseen, or
-    only their form, as of an optimizer that is compiled.
-    """
+    """Return the past's numbers of a kind that is not seen now: their form may be another."""
     kinds = {*map(_kind, now)}
     return [name for name in past if _kind(name) not in kinds]
 
@@ -184,9 +180,7 @@ def _options(now: Recording, past: Recording) -> Iterator[PartMove]:
 
 
 def shown(moves: Sequence[Move]) -> Iterator[tuple[str, float | None, float | None, int]]:
-    """Yield the first moves as a sentence shows them, the layers of a model as one. The loss comes
-    second, since a first line has no room for more.
-    """
+    """Yield the first moves as a sentence shows them, a model's layers as one, the loss second."""
     layers: dict[str, dict[str, Move]] = {}
     for move in moves:
         layers.setdefault(_LAYER.sub(".*.", move.name), {}).setdefault(move.name, move)

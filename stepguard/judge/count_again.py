@@ -11,11 +11,10 @@ from typing import Any
 
 from msgspec import structs
 
-from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Counts, Evidence
 from stepguard.core.metrics import GROWING_LINES, NUMBERS
 from stepguard.core.reason_sentences import STEPS_DIFFER, MovedNumbers, OverSteps
-from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.recording import Entry, Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.step_numbers import StepNumbers
 from stepguard.core.text import listed
@@ -54,16 +53,12 @@ def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
 
 
 def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
-    """Return the counters that the other tree has to count once more, after HEAD's did: its own
-    steps differ, which chance may have moved.
-    """
+    """Return the counters that the other tree has to count once more: its steps differ."""
     return tuple(name for name in doubtful(base, summarise(head)) if name in base.counted.lists)
 
 
 def _other_numbers(new: Recording, past: Recording) -> bool:
-    """Tell whether the step computes other numbers than in the past. Other options of its optimizer
-    are no chance.
-    """
+    """Tell whether the step computes other numbers. Other options of an optimizer are no chance."""
     if NUMBERS not in new.counters or NUMBERS not in past.counters:
         return False
     found = compare_numbers(new, past, True)
@@ -75,10 +70,8 @@ def _figures(name: str, of: Recording) -> tuple[object, ...]:
 
 
 def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Counts:
-    """Return the ``first`` launch's counts with what a second one says of these counters.
-
-    Lines that grow do so in both launches. If launches disagree otherwise, the count is the one
-    that USUAL_SHARE of their steps have. Without such a count the counter is not decided.
+    """Return the ``first`` launch's counts with what a second one says of these counters. If both
+    disagree, the count is what USUAL_SHARE of their steps have, or it is not decided.
     """
     counts = replace(first, launches=2)
     for name in (name for name in names if name in again.values):
@@ -91,8 +84,8 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
         elif usual := _usual(name, first, again):
-            counts = with_count(counts, name, usual)
-            counts = replace(counts, of_both=counts.of_both | {name: (*each[0], *each[1])})
+            of_both = counts.of_both | {name: (*each[0], *each[1])}
+            counts = with_count(counts, name, usual, of_both=of_both)
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
@@ -123,9 +116,7 @@ def with_both(metric: MetricVerdict, counts: Counts) -> MetricVerdict:
 
 
 def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts:
-    """Return the ``first`` launch's counts if a second one that should settle these counters failed
-    or was ended: they are not decided.
-    """
+    """Return the ``first`` counts, of which these are undecided: a second launch failed."""
     counts = replace(first, launches=2)
     for name in names:
         steps = ", ".join(map(str, first.lists.get(name, ())))
@@ -135,8 +126,8 @@ def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts
 
 def _undecided(counts: Counts, name: str, why: str) -> Counts:
     # Its places are kept: they show where it differs.
-    counts = with_count(counts, name, Counts({}, sites=counts.sites))
-    return replace(counts, unstable=counts.unstable | {name: why})
+    unstable = counts.unstable | {name: why}
+    return with_count(counts, name, Counts({}, sites=counts.sites), unstable=unstable)
 
 
 def _steps(name: str, of: Counts, other: Counts) -> Sequence[int]:
@@ -160,9 +151,7 @@ def _usual(name: str, first: Counts, again: Counts) -> Counts | None:
 
 
 def _grown(*launches: Counts) -> Counts:
-    """Return the counts of the launch in which fewer lines grow; none grow if no function has such
-    lines in both launches.
-    """
+    """Return the counts of fewer growing lines; none grow if no function does in both launches."""
     first, again = ({site.key for site in one.sites.get(GROWING_LINES, ())} for one in launches)
     least = min(launches, key=lambda one: one.values.get(GROWING_LINES, 0))
     return least if first & again else Counts({GROWING_LINES: 0})
@@ -175,13 +164,12 @@ def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> st
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
 
 
-def with_count(counts: Counts, name: str, of: Counts) -> Counts:
+def with_count(counts: Counts, name: str, of: Counts, **others: Any) -> Counts:
     """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
-    tables: dict[str, Any] = {}
     for table in ("values", "lists", "detail", "sites", "by_rank"):
         figures = {**getattr(counts, table)}
         figures.pop(name, None)
         if name in getattr(of, table):
             figures[name] = getattr(of, table)[name]
-        tables[table] = figures
-    return replace(counts, **tables)
+        others[table] = figures
+    return replace(counts, **others)

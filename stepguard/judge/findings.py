@@ -40,9 +40,7 @@ class Findings:
     def permitted(
         self, metrics: tuple[MetricVerdict, ...] | None = None
     ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-        """Return the metrics, all or these, under the permissions, and the effect of each
-        permission.
-        """
+        """Return the metrics, all or these, under the permissions, and the effect of each."""
         judged = self.metrics if metrics is None else metrics
         return permitted(judged, self.permissions, self.whole is not None, self.today)
 
@@ -52,9 +50,7 @@ class Findings:
 
 
 def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
-    """Return the verdict on a case. ``accepted`` says whether the tree's own baseline accepts it
-    although another branch's judges.
-    """
+    """Return the verdict. ``accepted``: the tree's own baseline accepts what failed."""
     metrics, outcomes = findings.permitted()
     failed = any(metric.gated and metric.outcome == "failed" for metric in metrics)
     whole = findings.whole or (None if failed else findings.otherwise)

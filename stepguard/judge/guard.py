@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from stepguard.core.baseline import Entry
 from stepguard.core.device import is_gpu
 from stepguard.core.margins import BUDGET_MIN, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.permission import Effect, Permission
+from stepguard.core.reason_sentences import TREE_CHANGED, both_pct, changed_in_pytest, margins_text
+from stepguard.core.recording import Entry
 from stepguard.core.run_document import (
     CaseState,
     End,
@@ -24,7 +25,6 @@ from stepguard.core.run_document import (
     RunDocument,
     State,
 )
-from stepguard.core.shared_sentences import TREE_CHANGED, both_pct, changed_in_pytest, margins_text
 from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
 from stepguard.judge.waiver_rules import effect_of
@@ -63,32 +63,29 @@ class Base:
 Words = dict[str, str]  # of a condition's sentence, by name; also "case" and "file", of its problem
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition that a run must meet to count. ``breaks`` yields the words of each sentence that
-    says where the run does not meet it.
-    """
+Breaks = Callable[[RunDocument, Base], Iterator[Words]]
+CONDITIONS: list[tuple[ProblemCode, str, Breaks]] = []  # in their order, with their sentences
 
-    name: str
-    code: ProblemCode
-    sentence: str
-    mend: str
-    breaks: Callable[[RunDocument, Base], Iterator[Words]]
 
-    def problems(self, document: RunDocument, base: Base) -> Iterator[Problem]:
-        """Yield why a run does not meet the condition."""
-        states = _states(document)
-        text = "; ".join(filter(None, (self.sentence, self.mend)))
-        for words in self.breaks(document, base):
-            state = states.get(case := words.get("case", ""))
-            place = (state.file, state.line) if state else (words.get("file", ""), 0)
-            yield Problem(self.code, text.format(**words), case, *place)
+def _condition(code: ProblemCode, sentence: str) -> Callable[[Breaks], Breaks]:
+    """Make a function a condition of a run: it yields the words of each sentence that fails it."""
+
+    def add(breaks: Breaks) -> Breaks:
+        CONDITIONS.append((code, sentence, breaks))
+        return breaks
+
+    return add
 
 
 def guard(document: RunDocument, base: Base) -> list[Problem]:
     """Return why a run does not count; empty if it does. The document's own problems are first."""
-    found = [one for condition in CONDITIONS for one in condition.problems(document, base)]
-    return list(dict.fromkeys([*document.problems, *found]))
+    found, states = [*document.problems], _states(document)
+    for code, sentence, breaks in CONDITIONS:
+        for words in breaks(document, base):
+            state = states.get(case := words.get("case", ""))
+            place = (state.file, state.line) if state else (words.get("file", ""), 0)
+            found.append(Problem(code, sentence.format(**words), case, *place))
+    return list(dict.fromkeys(found))
 
 
 def expected(document: RunDocument, base: Base) -> list[str]:
@@ -102,10 +99,7 @@ def expected(document: RunDocument, base: Base) -> list[str]:
 
 
 def _known(document: RunDocument, base: Base) -> dict[str, Entry]:
-    """Return the baselines, by case, that the base recorded on such a machine, for at most as many
-    GPUs as it has. For a new kind of GPU they are those of all recorded GPUs. Cases of several
-    nodes are left out.
-    """
+    """Return the baselines, by case, of such a machine; for a new kind of GPU those of all GPUs."""
     gpus = max(base.gpus, len(document.gpus))
     known = dict(base.recorded.get(document.machine, {}))
     if not known and document.gpus:
@@ -140,17 +134,27 @@ def _passes(result: ResultDocument) -> bool:
     return result.verdict.outcome == "passed"
 
 
+@_condition(
+    ProblemCode.NO_CASES,
+    "no performance test was collected in this process, so that nothing is guarded{why}; start "
+    "pytest in the folder that has them, without -n (xdist), and let nothing end the run before "
+    "its tests (pytest.exit)",
+)
 def _no_tests(document: RunDocument, base: Base) -> Iterator[Words]:
     collected = document.results or any(state.test for state in document.cases)
     if document.end is End.FINISHED and not collected:
         yield {"why": "".join(f"; {module}" for module in document.uncollected)}
 
 
+@_condition(
+    ProblemCode.NO_CASES, "the base has no recording for {machine}, so that nothing is expected"
+)
 def _nothing_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
     if base.whole and not any(not entry.extended for entry in _known(document, base).values()):
         yield {"machine": document.machine or "an unknown machine"}
 
 
+@_condition(ProblemCode.CASE_MISSING, "guarded, but not measured: {why}; {mend}")
 def _missing(document: RunDocument, base: Base) -> Iterator[Words]:
     states, measured = _states(document), {result.case for result in document.results}
     for name in expected(document, base):
@@ -170,17 +174,31 @@ def _from_settings(document: RunDocument, names: Sequence[str]) -> Iterator[Word
             yield {"option": name if value is True else f"{name}={value}"}
 
 
+@_condition(
+    ProblemCode.OTHER_BASELINE,
+    "{option} comes from settings or PYTEST_ADDOPTS, and changes what judges; say it in the "
+    "command itself",
+)
 def _judges_by_settings(document: RunDocument, base: Base) -> Iterator[Words]:
     minutes = document.options.perf.get(_BUDGET)
     less = isinstance(minutes, (int, float)) and minutes < BUDGET_MIN
     yield from _from_settings(document, (*_JUDGING, _BUDGET) if less else _JUDGING)
 
 
+@_condition(
+    ProblemCode.OTHER_ENVIRONMENT,
+    "{option} compares two environments, where work and amounts only explain; leave it out",
+)
 def _against_python(document: RunDocument, base: Base) -> Iterator[Words]:
     if python := document.options.perf.get(_PYTHON):
         yield {"option": f"{_PYTHON}={python}"}
 
 
+@_condition(
+    ProblemCode.OTHER_BASELINE,
+    "--perf-against={against} judges the tree against itself, which is always the same; name the "
+    "commit that it is merged into",
+)
 def _against_itself(document: RunDocument, base: Base) -> Iterator[Words]:
     if _PYTHON in document.options.perf:
         return
@@ -188,12 +206,22 @@ def _against_itself(document: RunDocument, base: Base) -> Iterator[Words]:
         yield {"against": document.against}
 
 
+@_condition(
+    ProblemCode.OTHER_BASELINE,
+    "judged against {against}, which may be of the branch itself; if it is the base, say so by "
+    "gate --against COMMIT",
+)
 def _against_another(document: RunDocument, base: Base) -> Iterator[Words]:
     commit = document.base_commit
     if document.against and commit not in ("", document.commit, base.against):
         yield {"against": revision(document.against, commit)}
 
 
+@_condition(
+    ProblemCode.RECORDS,
+    "it had no recording, and passes because this run made one; commit the recording, then "
+    "measure again",
+)
 def _was_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
         # A case that is `same` passes by itself, also if it adds a recording.
@@ -201,34 +229,54 @@ def _was_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
             yield {"case": result.case}
 
 
+@_condition(ProblemCode.NOT_STRICT, "the run was not strict; --perf-strict")
 def _not_strict(document: RunDocument, base: Base) -> Iterator[Words]:
     if not document.strict:
         yield {}
 
 
+@_condition(
+    ProblemCode.DIRTY,
+    "the measured code has no commit; git status says why; else: git add -A && git commit",
+)
 def _no_commit(document: RunDocument, base: Base) -> Iterator[Words]:
     if not document.commit:
         yield {}
 
 
+@_condition(ProblemCode.FOREIGN_COMMIT, "{measured} was measured, and not {wanted}")
 def _foreign_commit(document: RunDocument, base: Base) -> Iterator[Words]:
     if document.commit and document.commit != base.commit:
         yield {"measured": short_hash(document.commit), "wanted": short_hash(base.commit)}
 
 
+@_condition(
+    ProblemCode.DIRTY, "{file} differs from the commit; commit it, or add an output to .gitignore"
+)
 def _dirty(document: RunDocument, base: Base) -> Iterator[Words]:
     yield from ({"file": path} for path in document.dirty)
 
 
+@_condition(
+    ProblemCode.DIRTY,
+    "{file} differs from the commit, is a link, is ignored by git, or is left out of a sparse "
+    "checkout; commit it, or: git sparse-checkout add {folder}",
+)
 def _baselines_dirty(document: RunDocument, base: Base) -> Iterator[Words]:
     for path in document.baselines_dirty:
         yield {"file": path, "folder": path.rpartition("/")[0] or "."}
 
 
+@_condition(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest("{change}"))
 def _changed(document: RunDocument, base: Base) -> Iterator[Words]:
     yield from ({"change": change} for change in document.changed)
 
 
+@_condition(
+    ProblemCode.OTHER_ENVIRONMENT,
+    "both sides were measured with {now}, {recording} with {was}; run the command with the "
+    "variables of the recording, or record with the new ones first",
+)
 def _other_variables(document: RunDocument, base: Base) -> Iterator[Words]:
     # Code of the tree, or the command, may set a variable for both sides of a pair. A comparison of
     # the two sides does not show that.
@@ -238,11 +286,17 @@ def _other_variables(document: RunDocument, base: Base) -> Iterator[Words]:
             yield words | {"now": result.environment or _NONE, "was": was or _NONE}
 
 
+@_condition(ProblemCode.FEWER_GPUS, "{gpus} GPUs measured, {wanted} should have")
 def _fewer_gpus(document: RunDocument, base: Base) -> Iterator[Words]:
     if len(document.gpus) < base.gpus:
         yield {"gpus": str(len(document.gpus)), "wanted": str(base.gpus)}
 
 
+@_condition(
+    ProblemCode.OTHER_CASE,
+    "is another case than {recording}, by its {moved}; give it another id, or record it with "
+    "these first",
+)
 def _other_parameters(document: RunDocument, base: Base) -> Iterator[Words]:
     # Beside a recording such a case is NOT COMPARABLE. In pairs nothing else would notice it: both
     # sides run the tree's own case.
@@ -253,6 +307,10 @@ def _other_parameters(document: RunDocument, base: Base) -> Iterator[Words]:
             yield words | {"moved": " and ".join(moved)}
 
 
+@_condition(
+    ProblemCode.FEWER_GATES,
+    "gates less than {recording} has, no {gates}; gate it again, or record the case without it",
+)
 def _fewer_gates(document: RunDocument, base: Base) -> Iterator[Words]:
     for result, entry, words in _recorded(document, base):
         # Pairs do not measure differences. The step time stands for them (``judged()``).
@@ -262,6 +320,11 @@ def _fewer_gates(document: RunDocument, base: Base) -> Iterator[Words]:
             yield words | {"gates": ", ".join(missing)}
 
 
+@_condition(
+    ProblemCode.FEWER_GATES,
+    "has {own}, wider than the {recorded} of {recording}; narrow them again, or record the case "
+    "with them",
+)
 def _wider_margins(document: RunDocument, base: Base) -> Iterator[Words]:
     for result, entry, words in _recorded(document, base):
         own = margins_of(result.margins_pct, entry.case["device"])
@@ -269,6 +332,7 @@ def _wider_margins(document: RunDocument, base: Base) -> Iterator[Words]:
             yield words | {"own": margins_text(own), "recorded": both_pct(entry.margins)}
 
 
+@_condition(ProblemCode.FEWER_GATES, "its verdict says nothing of {gates}")
 def _no_verdict(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
         judged = {metric.metric for metric in result.verdict.metrics if metric.gated}
@@ -278,6 +342,7 @@ def _no_verdict(document: RunDocument, base: Base) -> Iterator[Words]:
             yield {"case": result.case, "gates": ", ".join(absent)}
 
 
+@_condition(ProblemCode.TREE_CHANGED, f"{TREE_CHANGED}; leave it alone")
 def _changed_tree(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
         began = (result.commit, result.dirty) == (document.commit, document.dirty)
@@ -285,6 +350,11 @@ def _changed_tree(document: RunDocument, base: Base) -> Iterator[Words]:
             yield {"case": result.case}
 
 
+@_condition(
+    ProblemCode.OTHER_BASELINE,
+    "was judged by another recording than the base has, or than the run began with; measure with "
+    "--perf-base, and leave the files alone",
+)
 def _other_recording(document: RunDocument, base: Base) -> Iterator[Words]:
     for result, entry, words in _recorded(document, base):
         # A case that does not pass fails the run by itself.
@@ -292,6 +362,7 @@ def _other_recording(document: RunDocument, base: Base) -> Iterator[Words]:
             yield words
 
 
+@_condition(ProblemCode.FAILED, "{headline}")
 def _failed(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
         verdict = result.verdict
@@ -299,6 +370,7 @@ def _failed(document: RunDocument, base: Base) -> Iterator[Words]:
             yield {"headline": result.text.headline}  # which names the case
 
 
+@_condition(ProblemCode.FAILED, "passes though {metrics} does not, and no waiver covers it")
 def _passes_unwaived(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
         if result.verdict.status.outcome == "passed" and (unwaived := _unwaived(result, base)):
@@ -306,9 +378,7 @@ def _passes_unwaived(document: RunDocument, base: Base) -> Iterator[Words]:
 
 
 def _unwaived(result: ResultDocument, base: Base) -> list[str]:
-    """Return the gated metrics that do not pass, and that no waiver of the base covers. The run
-    used the same rule: a waiver that is too wide for it is too wide here.
-    """
+    """Return the gated metrics that do not pass, and that no waiver of the base covers."""
     judged = {metric.metric: metric for metric in result.verdict.metrics if metric.gated}
     waived = {
         waiver.metric
@@ -320,177 +390,14 @@ def _unwaived(result: ResultDocument, base: Base) -> list[str]:
     return [name for name in failing if name not in waived]
 
 
+@_condition(ProblemCode.NOT_FINISHED, "the run did not finish: {end}")
 def _not_finished(document: RunDocument, base: Base) -> Iterator[Words]:
     if document.end is not End.FINISHED and not document.problems:
         yield {"end": document.end.value}
 
 
+@_condition(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 def _not_passed(document: RunDocument, base: Base) -> Iterator[Words]:
     # If no case failed either, a test that measures no case failed, or a plugin did.
     if not document.passed and not document.problems and all(map(_passes, document.results)):
         yield {}
-
-
-_C = ProblemCode
-CONDITIONS = (
-    Condition(
-        "a performance test was collected",
-        _C.NO_CASES,
-        "no performance test was collected in this process, so that nothing is guarded{why}",
-        "start pytest in the folder that has them, without -n (xdist), and let nothing end the run "
-        "before its tests (pytest.exit)",
-        _no_tests,
-    ),
-    Condition(
-        "the base has recordings for this machine",
-        _C.NO_CASES,
-        "the base has no recording for {machine}, so that nothing is expected",
-        "",
-        _nothing_recorded,
-    ),
-    Condition(
-        "each guarded case was measured",
-        _C.CASE_MISSING,
-        "guarded, but not measured: {why}",
-        "{mend}",
-        _missing,
-    ),
-    Condition(
-        "the command says what judges",
-        _C.OTHER_BASELINE,
-        "{option} comes from settings or PYTEST_ADDOPTS, and changes what judges",
-        "say it in the command itself",
-        _judges_by_settings,
-    ),
-    Condition(
-        "one environment judges",
-        _C.OTHER_ENVIRONMENT,
-        "{option} compares two environments, where work and amounts only explain",
-        "leave it out",
-        _against_python,
-    ),
-    Condition(
-        "another revision judges, in pairs",
-        _C.OTHER_BASELINE,
-        "--perf-against={against} judges the tree against itself, which is always the same",
-        "name the commit that it is merged into",
-        _against_itself,
-    ),
-    Condition(
-        "the base judges, in pairs",
-        _C.OTHER_BASELINE,
-        "judged against {against}, which may be of the branch itself",
-        "if it is the base, say so by gate --against COMMIT",
-        _against_another,
-    ),
-    Condition(
-        "no case passes by its own recording",
-        _C.RECORDS,
-        "it had no recording, and passes because this run made one",
-        "commit the recording, then measure again",
-        _was_recorded,
-    ),
-    Condition(
-        "the run was strict", _C.NOT_STRICT, "the run was not strict", "--perf-strict", _not_strict
-    ),
-    Condition(
-        "what was measured has a commit",
-        _C.DIRTY,
-        "the measured code has no commit",
-        "git status says why; else: git add -A && git commit",
-        _no_commit,
-    ),
-    Condition(
-        "the commit was measured",
-        _C.FOREIGN_COMMIT,
-        "{measured} was measured, and not {wanted}",
-        "",
-        _foreign_commit,
-    ),
-    Condition(
-        "the tree is the commit's",
-        _C.DIRTY,
-        "{file} differs from the commit",
-        "commit it, or add an output to .gitignore",
-        _dirty,
-    ),
-    Condition(
-        "the baselines are the commit's",
-        _C.DIRTY,
-        "{file} differs from the commit, is a link, is ignored by git, or is left out of a sparse "
-        "checkout",
-        "commit it, or: git sparse-checkout add {folder}",
-        _baselines_dirty,
-    ),
-    Condition(
-        "launches inherit what pytest was started with",
-        _C.OTHER_ENVIRONMENT,
-        changed_in_pytest("{change}"),
-        "",
-        _changed,
-    ),
-    Condition(
-        "pairs ran in the environment that is recorded",
-        _C.OTHER_ENVIRONMENT,
-        "both sides were measured with {now}, {recording} with {was}",
-        "run the command with the variables of the recording, or record with the new ones first",
-        _other_variables,
-    ),
-    Condition(
-        "as many GPUs measured as should",
-        _C.FEWER_GPUS,
-        "{gpus} GPUs measured, {wanted} should have",
-        "",
-        _fewer_gpus,
-    ),
-    Condition(
-        "each case is the recorded one",
-        _C.OTHER_CASE,
-        "is another case than {recording}, by its {moved}",
-        "give it another id, or record it with these first",
-        _other_parameters,
-    ),
-    Condition(
-        "each case gates what is recorded",
-        _C.FEWER_GATES,
-        "gates less than {recording} has, no {gates}",
-        "gate it again, or record the case without it",
-        _fewer_gates,
-    ),
-    Condition(
-        "no margins are wider than recorded",
-        _C.FEWER_GATES,
-        "has {own}, wider than the {recorded} of {recording}",
-        "narrow them again, or record the case with them",
-        _wider_margins,
-    ),
-    Condition(
-        "each gate has a verdict",
-        _C.FEWER_GATES,
-        "its verdict says nothing of {gates}",
-        "",
-        _no_verdict,
-    ),
-    Condition(
-        "the tree stayed as it was", _C.TREE_CHANGED, TREE_CHANGED, "leave it alone", _changed_tree
-    ),
-    Condition(
-        "the base's recordings judged",
-        _C.OTHER_BASELINE,
-        "was judged by another recording than the base has, or than the run began with",
-        "measure with --perf-base, and leave the files alone",
-        _other_recording,
-    ),
-    Condition("each verdict passes", _C.FAILED, "{headline}", "", _failed),
-    Condition(
-        "each metric passes, or is waived",
-        _C.FAILED,
-        "passes though {metrics} does not, and no waiver covers it",
-        "",
-        _passes_unwaived,
-    ),
-    Condition(
-        "the run finished", _C.NOT_FINISHED, "the run did not finish: {end}", "", _not_finished
-    ),
-    Condition("pytest passed", _C.NOT_PASSED, "pytest failed, see its log", "", _not_passed),
-)

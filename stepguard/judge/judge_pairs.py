@@ -1,16 +1,8 @@
 """Judge an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
-The first line that applies decides:
-
-* the machine or HEAD's step failed;
-* the other tree cannot run the case;
-* the two trees do not do the same work;
-* a measurement contradicts itself or is not complete;
-* work differs, waste rose, or a price rose that no gain pays for: no further pair is needed;
-* the step time by its pairs (judge/rules/);
-* a counter fell.
-
-If a measurement is undecided, a counter that is known to have moved decides.
+The first rule of refusal() that applies decides, then work and waste, then the step time by its
+pairs (judge/rules/), then other counters. If a measurement is undecided, a counter that is known to
+have moved decides.
 """
 
 import math
@@ -48,17 +40,16 @@ from stepguard.judge.comparable import (
     comparable,
     conditions_of,
 )
-from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_numbers import compare_numbers, known_equal
 from stepguard.judge.compare_profiles import straggler
-from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rules import decision, on_cpu
 from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
 from stepguard.judge.rules.same_step import not_enough
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -116,9 +107,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
 def wants_another_pair(
     comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
 ) -> bool:
-    """Tell whether another pair should be measured: there is none yet, or a judged time is not
-    decided. None is if the sides cannot be compared, or if counters fail the case.
-    """
+    """Tell whether another pair should be measured: it may decide, and no counter fails."""
     if comparison.pairs:
         decided = decision(comparison)
         undecided = decided is not None and not decided.final
@@ -143,7 +132,6 @@ def _fails_by_counters(
 
 
 def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    """Return the counters that fail before the time is asked."""
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
@@ -155,18 +143,14 @@ def _time_explains(comparison: Comparison) -> bool:
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair of a commit with itself should be measured: all of the plan, since
-    each says more about the machine's noise. A case that gates no time ends as usual.
-    """
+    """Tell whether another pair of a commit with itself is wanted: all show its noise."""
     if not comparison.pairs or JUDGED_TIME not in comparison.head.gates:
         return wants_another_pair(comparison)
     return decision(comparison) is not None and refusal(comparison) is None
 
 
 def _failed(comparison: Comparison) -> Refusal | None:
-    """Return HEAD's fault, or else the other tree's. Faults are asked for first, since they explain
-    why launches are missing.
-    """
+    """Return HEAD's fault, or else the other tree's: it explains why launches are missing."""
     if comparison.head.faults:
         return _broken(comparison, comparison.head)
     if not comparison.base.faults:
@@ -192,7 +176,6 @@ def _unsound(comparison: Comparison) -> Refusal | None:
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
-    """Return why one side's evidence is not sound by itself; None if it is."""
     refused = measurement_problem(evidence)
     if refused is None or evidence is comparison.head:
         return refused
@@ -233,9 +216,7 @@ def _less_of_the_same(
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
-    """Refuse a comparison if a side's tokens or FLOPs are unknown, even if they are not gated. The
-    same code on the same data does the same work.
-    """
+    """Refuse a comparison if a side's tokens or FLOPs are unknown: equal code does equal work."""
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         needed = WORK if says_tokens(evidence.case) else WORK[1:]
@@ -265,9 +246,7 @@ def _shown(
 
 
 def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    """Return what is known of both sides although the case is undecided, or no pair was needed: the
-    counters that moved, and the metrics that are undecided, the step time with the pairs so far.
-    """
+    """Return what is known of both sides although the case is undecided."""
     sides = (comparison.head, comparison.base)
     timed = any(side.launches for side in sides)
     problems = [measurement_problem(side) for side in sides if timed]
@@ -337,9 +316,7 @@ def _environments(comparison: Comparison) -> str:
 
 
 def other_software(comparison: Comparison) -> tuple[Mismatch, ...]:
-    """Return what is known to differ between the environments of the sides; empty if they share
-    one, or if one is not known.
-    """
+    """Return what is known to differ between the sides' environments; empty if nothing is."""
     sides = comparison.base.fingerprint, comparison.head.fingerprint
     if not comparison.python or None in sides:
         return ()
@@ -348,9 +325,7 @@ def other_software(comparison: Comparison) -> tuple[Mismatch, ...]:
 
 
 def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, Any]:
-    """Return what the profiles of both sides explain, as fields of Findings. ``decided`` is what
-    the pairs say of the step time.
-    """
+    """Return what the profiles of both sides explain, as fields of Findings."""
     base, head = comparison.base, comparison.head
     # Ranks are compared only if the same rank ran the same case on the same card.
     other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
@@ -365,9 +340,7 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
 
 
 def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerdict:
-    """Return work or an amount that moved as a notice if the sides' software differs: another torch
-    has other operators. So it explains the time, and does not decide.
-    """
+    """Return work or an amount as a notice if software differs: it only explains the time."""
     moved = metric.status in (Status.CHANGED, Status.FASTER)
     explains = moved and metric.role in ("work", "amount") and other_software(comparison)
     if not explains:
@@ -409,18 +382,14 @@ def _time(
 
 
 def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python, if HEAD's step is or may be slower. They
-    explain the time and do not decide.
-    """
+    """Return the functions that run more lines of Python, if HEAD's step may be slower."""
     if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
     return risen_python(comparison.head.counted, comparison.base.counted)
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> MetricVerdict:
-    """Return what a decision says of the step time. The old time follows from HEAD's time and the
-    pairs' ratio. ``shown`` are further fields.
-    """
+    """Return what a decision says of the step time. ``shown`` are further fields."""
     margins, pct = margins_of(comparison, decided), decided.estimate_pct
     # `same` says that the change is below the matter margin, so that is the limit.
     limit_pct = margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct
@@ -440,9 +409,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> Me
 
 
 def _slow_steps(comparison: Comparison) -> SlowSteps | None:
-    """Return which steps of HEAD counted for less than they took, if their plain mean moved by more
-    than what is ignored beyond what the pairs say; else None.
-    """
+    """Return HEAD's steps that counted for less than they took, if that moved the mean."""
     pairs = comparison.paired_launches()
     plain = [math.log(head.plain_step_ms / base.plain_step_ms) for head, base in pairs]
     hidden = fmean(plain) - fmean(comparison.log_ratios())

@@ -1,22 +1,15 @@
-"""The screen: the comparison of a run with the stored recordings of its case.
-
-The first line that applies decides:
-
-* the measurement is not sound;
-* there is no recording;
-* the recordings cannot be compared;
-* each metric by itself: the worst decides.
+"""The screen: compare a run with the recordings of its case. If the run is sound and has comparable
+recordings, each metric is judged by itself, and the worst decides.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording, without_labels
+from stepguard.core.recording import Entry, Epoch, Recording, without_labels
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.comparable import (
@@ -27,9 +20,8 @@ from stepguard.judge.comparable import (
     conditions_of,
     conditions_recorded,
 )
-from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_profiles import against_recordings
-from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.soundness import (
     Refusal,
@@ -41,9 +33,7 @@ from stepguard.judge.summarise_evidence import summarise
 
 
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
-    """Return what the recordings of ``entry`` say. If it is None, the refusal names ``path``, the
-    file that should have it.
-    """
+    """Return what the recordings of ``entry`` say. Without it the refusal names ``path``."""
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
@@ -144,9 +134,7 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 
 def enough_launches(evidence: Evidence, entry: Entry) -> bool:
-    """Tell whether the timed launches so far are enough, although fewer than are planned. They are
-    if the case is `same` and its time is not halfway to an alarm, or if its time is only shown.
-    """
+    """Tell whether the launches so far are enough: nothing moved, or the time only informs."""
     if JUDGED_TIME not in evidence.gates:
         return True
     verdict = verdict_of(screen(evidence, entry))

@@ -81,9 +81,7 @@ class Matched:
         return np.array([one.rows[0].kind for one in self.matches], np.str_)
 
     def times(self, base_us: Floats, head_us: Floats) -> "Times":
-        """Return the times of the matches. The last axis of both arrays is that of a side's
-        kernels, in their order.
-        """
+        """Return the times of the matches. The arrays' last axis is that of a side's kernels."""
         sides = []
         for rows, us, of_match in (
             (self.base, base_us, [one.before for one in self.matches]),
@@ -97,9 +95,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of matched kernels in us a step. The last axis is that of the matches, the others are
-    those of the profiles: pairs, or pairs and turns.
-    """
+    """Times of matched kernels in us a step. The last axis is that of the matches."""
 
     kinds: NDArray[np.str_]
     base_us: Floats
@@ -120,11 +116,7 @@ class Times:
         return longer
 
     def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
-        """Return how longer_us() is expected to scatter between pairs, in percent of a step. Raises
-        ValueError as longer_us() does.
-
-        Kernels scatter independently, so squares add up. Those that show the pace scatter, too.
-        """
+        """Return how longer_us() scatters between pairs, in percent: kernels do independently."""
         pct = 100 * self._usual_us / step_us
         its_sd = pct * self._shares()
         squares = 0.0
@@ -142,7 +134,6 @@ class Times:
         return longer
 
     def _shares(self) -> Floats:
-        """Return the scatter of each match's kernels, as a share of their time."""
         usual = SCATTER_SHARES[OTHER]
         return np.array([SCATTER_SHARES.get(kind, usual) for kind in self.kinds.tolist()])
 
@@ -160,9 +151,7 @@ class Times:
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:
-    """Return by how much a step takes longer at least and at most, if its kernels take ``kernels``
-    longer. All three are log-ratios of the step.
-    """
+    """Return the least and the most that a step takes longer with its kernels, as log-ratios."""
     least, most = sorted((POWER_SHARE * kernels, kernels))
     return least, most
 
@@ -186,16 +175,13 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
 
 
 def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
-    """Return ``profile`` with machine code, taken from the kernels of the counted profile: only a
-    counting pass reads machine code. A kernel that the counted profile lacks has none.
-    """
+    """Return ``profile`` with machine code: only a counting pass reads it."""
     known = {(row.key, row.code): row.machine_code for row in counted.kernels}
     rows = (replace(row, machine_code=known.get((row.key, row.code))) for row in profile.kernels)
     return replace(profile, kernels=tuple(rows))
 
 
 def _difference(one: Match) -> str:
-    """Return how the two sides of a match differ; empty if they do not."""
     if one.how not in (How.SAME, How.RENAMED) or one.other_names:
         return one.how.value
     if any(len({*row.calls}) > 1 for row in one.rows):
@@ -212,10 +198,8 @@ def _difference(one: Match) -> str:
 
 
 def _other_code(one: Match) -> bool:
-    """Tell whether the compiler generated other code.
-
-    Sources of kernels with equal names are compared by their hash. A kernel with another number in
-    its name has another hash for that alone, so then the machine code is compared.
+    """Tell whether the compiler generated other code. A kernel with another number in its name has
+    another hash for that alone, so then the machine code is compared.
     """
     codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
     names = [{name for name, _ in side} for side in codes]

@@ -23,6 +23,7 @@ from stepguard.core.metrics import (
     PEAK,
     PYTHON_LINES,
 )
+from stepguard.core.profile import summed
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
@@ -85,7 +86,7 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
     # Old recordings of a GPU have no types in the names of casts. Then types are ignored: on a GPU
     # the time shows the cost of another cast. On a CPU only the name shows it.
     if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
-        new = _without_types(new)
+        new = summed((_CAST.sub("", name), count) for name, count in new.items())
     moves = [
         PartMove(name, old.get(name, 0), new.get(name, 0))
         for name in sorted(old.keys() | new.keys())
@@ -94,25 +95,17 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
     return tuple(sorted(moves, key=_distance_from_cause))
 
 
-def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts with the names that casts have in old recordings, without types."""
-    calls: Counter[str] = Counter()
-    for name, count in parts.items():
-        calls[_CAST.sub("", name)] += count
-    return calls
-
-
 def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether the step computes as much as before: only overloads or views moved, and the
-    number of views by VIEWS_PCT of ``calls`` at most.
-    """
-    changes: Counter[str] = Counter()
-    for part in moved:
-        name = packet(part.name)
-        alike = is_view(name) or _ALIKE.search(name)
-        changes[name if alike else part.name] += part.new - part.old
+    """Tell whether only overloads or views moved, and views by VIEWS_PCT at most."""
+    changes = summed((_work_of(part.name), part.new - part.old) for part in moved)
     views = all(is_view(name) for name, change in changes.items() if change)
     return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
+
+
+def _work_of(operator: str) -> str:
+    """Return the operator, without its overload if all of them compute the same."""
+    bare = packet(operator)
+    return bare if is_view(bare) or _ALIKE.search(bare) else operator
 
 
 def is_view(name: str) -> bool:
@@ -146,10 +139,9 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, in
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return the lines that call these operators more or less often. If an operator fell, the count
-    is negative. Touched lines come before untouched ones. In both groups lines with a phase come
-    last: their operators are called only in backward passes and optimizers. If the step calls more
-    operators than before, lines that call fewer views come after all others.
+    """Return the lines that call these operators more often, or less, with a negative count.
+    Touched lines come first, those with a phase last, and lines that call fewer views behind all if
+    the step calls more.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
@@ -163,8 +155,8 @@ def _moved_operators(
         here, there = (new, old) if rose else (old, new)
         for site in _more_here(part.name, here, there):
             phase = "" if _line(site) in called else phases.get(_line(site), site.phase)
-            signed = replace(site, count=site.count if rose else -site.count, phase=phase)
-            moved_lines.append(signed if rose else _former(signed))
+            signed = {"count": site.count} if rose else {"count": -site.count, "line": 0}
+            moved_lines.append(replace(site, phase=phase, **signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
     rose = sum(part.new - part.old for part in moved) > 0
 
@@ -183,7 +175,8 @@ def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> li
     """
     here, there = ([s for s in side if s.what == operator] for side in (here, there))
     lines, more = added(there, here), []
-    for place, count in (_by_function(here) - _by_function(there)).items():
+    now, then = (summed(((s.file, s.function), s.count) for s in side) for side in (here, there))
+    for place, count in (now - then).items():
         inside = [site for site in lines if (site.file, site.function) == place]
         if sum(site.count for site in inside) != count:  # some lines were only edited
             line = min(inside, key=lambda site: abs(site.count - count))
@@ -193,9 +186,7 @@ def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> li
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the lines that call more collectives in the eager step. With ``fell`` return the lines
-    that called more before.
-    """
+    """Return the lines that call more collectives; with ``fell`` those that called more."""
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
@@ -213,18 +204,11 @@ def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
     touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
     if any(map(touched, calls)):
         return tuple(sorted(calls, key=lambda site: not touched(site)))
-    moved = {function[:2] for function, _ in _calls_of(new).items() ^ _calls_of(old).items()}
+    each = [summed(((s.file, s.function, s.what), s.count) for s in side) for side in (new, old)]
+    moved = {function[:2] for function, _ in each[0].items() ^ each[1].items()}
     edited = {_line(s): s for s in new if touched(s) and (s.file, s.function) not in moved}
     few = edited.values() if len(edited) <= FEW_LINES else ()
     return (*(replace(site, what=EDITED, count=1, phase="") for site in few), *calls)
-
-
-def _calls_of(sites: Iterable[Site]) -> Counter[tuple[str, str, str]]:
-    """Return how often each function calls each operator."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    for site in sites:
-        counts[site.file, site.function, site.what] += site.count
-    return counts
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
@@ -235,10 +219,11 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     new, old = _by_line(now, past)
     calls = {site.key: site.count for site in new}
     lines = {site.key[1:] for site in new}
-    left: Counter[str] = Counter()
-    for site in old:
-        if site.key[1:] in lines:
-            left[site.what] += max(0, site.count - calls.get(site.key, 0))
+    left = summed(
+        (site.what, max(0, site.count - calls.get(site.key, 0)))
+        for site in old
+        if site.key[1:] in lines
+    )
     return tuple(
         replace(site, what=packet(site.what))
         for site in _with_library(added(old, new), now)
@@ -272,22 +257,8 @@ def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
     return placed
 
 
-def _former(site: Site) -> Site:
-    """Return a place of the other side without its line number, which may be outdated."""
-    return replace(site, line=0)
-
-
-def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for site in sites:
-        counts[site.file, site.function] += site.count
-    return counts
-
-
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places where a counter rose, or, with ``fell``, the former places of what is gone.
-    Places with an allowed sync are left out.
-    """
+    """Return where a counter rose, or, with ``fell``, was; without places that are allowed."""
     new, old = (list(side.sites.get(metric, ())) for side in (now, past))
     after, before = ([site for site in side if not site.allowed] for side in (new, old))
     touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])
@@ -300,15 +271,13 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
         lines = Counter(site.what for site in sites)
         sites = tuple(site for site in sites if lines[site.what] == 1 or touched(site))
     ordered = sorted(sites, key=lambda site: (not touched(site), -site.count))
-    return tuple(map(_former, ordered) if fell else ordered)
+    # Line numbers of the other side may be outdated.
+    return tuple(replace(site, line=0) for site in ordered) if fell else tuple(ordered)
 
 
 def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python than in the past, the most first. None are
-    returned if all these lines together are too few to make a step slower.
-
-    Both sides list only the functions that run most lines. A function that the past does not list
-    is assumed to have run as many lines as the last one in its list.
+    """Return the functions that run more lines of Python, the most first; none if these are too few
+    to make a step slower. A function that is not listed ran as many as the last one in the list.
     """
     places, known = now.sites.get(PYTHON_LINES, ()), past.sites.get(PYTHON_LINES, ())
     if not places or not known:
@@ -330,9 +299,7 @@ def _line(site: Site) -> tuple[str, str, str]:
 
 
 def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]:
-    """Return a function that tells whether only one side has a site's line. If a side has no lines
-    at all, it always says no.
-    """
+    """Return a function that tells whether only one side has a site's line, if both have lines."""
     sides = {_line(site) for site in new}, {_line(site) for site in old}
     one_side = sides[0] ^ sides[1] if all(sides) else set()
     return lambda site: _line(site) in one_side
@@ -342,12 +309,10 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
     """Return the sites. Each line that both sides have, and that does more now, gets a caller: the
     one that is new, or that calls the line's function more often.
     """
-    before = {site.key[1:4] for site in past.operator_sites()}
+    before = {_line(site) for site in past.operator_sites()}
     return tuple(
         replace(site, caller=caller)
-        if site.key[1:4] in before
-        and site.count > 0
-        and (caller := _new_caller(site, now, past)[0])
+        if _line(site) in before and site.count > 0 and (caller := _new_caller(site, now, past)[0])
         else site
         for site in sites
     )
@@ -355,13 +320,10 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
 
 def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """Return callers without line numbers, which change with every edit above them."""
-    bare_callers: dict[str, dict[str, int]] = {}
-    for function, counts in callers.items():
-        mine = bare_callers.setdefault(function, {})
-        for caller, count in counts.items():
-            bare = _LINE_NUMBER.sub("", caller)
-            mine[bare] = mine.get(bare, 0) + count
-    return bare_callers
+    return {
+        function: dict(summed((_LINE_NUMBER.sub("", name), n) for name, n in counts.items()))
+        for function, counts in callers.items()
+    }
 
 
 def _new_caller(site: Site, now: Recording, past: Recording) -> tuple[str, bool]:

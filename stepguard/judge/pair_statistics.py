@@ -3,7 +3,10 @@
 Every pair gives one log-ratio ``d = log(head / base)``. Bounds on the mean of d are compared with
 two margins. The standard deviation is moderated: while there are few pairs, the known noise of
 machines counts, too. Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests).
-`sequential_plan.py` says when pairs may decide.
+
+Pairs are measured until they decide, or until the plan ends. Every interim analysis adds to the
+error. SEQUENTIAL_PLAN says how much, and the errors are summed (Bonferroni). `docs/judge.md` has
+the error of the whole plan for several standard deviations.
 """
 
 import math
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,17 +26,68 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.student_t import t_quantile, t_tail
 from stepguard.core.verdict import Decision
-from stepguard.judge.sequential_plan import (
-    MIN_PAIRS,
-    MOST_PAIRS,
-    SEQUENTIAL_PLAN,
-    InterimAnalysis,
-    analysis_at,
-    level_share,
-    may_decide,
-)
 
 POINTS = 64  # of the quadrature over the sample variance; error rates are then exact to 0.1 %
+RUN_ALPHA = 0.01  # the chance that any case of a run is SLOWER although nothing changed
+# The levels of the analyses are scaled by (a case's level / ALPHA) to this power. With the power 1
+# they would err more often than promised if pairs are three to four times as noisy as the prior
+# says: by 26 % with 50 cases, and by 43 % with 100.
+LEVEL_POWER = 1.25
+# The chance, over all analyses, of SLOWER although the true change is only the ignore margin, and
+# of `same` although it is the matter margin.
+BETA = 0.05
+
+# If launches have a fast and a slow mode, a pair of unchanged code is above zero at most one time
+# in four, however far apart the modes are. By chance, six such pairs are all above zero in 0.02 %
+# of cases, four in 0.4 %.
+MIN_PAIRS = 6
+
+
+class InterimAnalysis(NamedTuple):
+    """A number of pairs after which the plan may decide, with one-sided nominal levels."""
+
+    pairs: int
+    alpha: float  # chance of SLOWER, and of FASTER, although nothing changed
+    beta: float  # chance that a bound misses the true value, on each side
+
+
+# Each analysis has about 1.4 times the pairs of the one before. The levels are nominal: if the true
+# standard deviation is two to three times the prior's, the actual error rates are higher, most of
+# all with few pairs. The sums of the levels are below ALPHA and BETA, so that both hold even then.
+# ALPHA is much smaller than BETA: to fail code that did not change is much worse than to fail code
+# that changed by just the ignore margin. With ALPHA in place of BETA, noise of 0.27 % would hide a
+# slowdown of 0.5 %.
+SEQUENTIAL_PLAN = (
+    InterimAnalysis(4, 0.00005, 0.0055),  # only `same`; its alpha is spent by kernels that differ
+    InterimAnalysis(6, 0.00005, 0.0055),
+    InterimAnalysis(8, 0.00008, 0.0055),
+    InterimAnalysis(12, 0.0001, 0.0055),
+    InterimAnalysis(17, 0.00012, 0.0055),
+    InterimAnalysis(24, 0.00014, 0.0055),
+)
+MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
+
+
+def level_of(cases: int) -> float:
+    """Return each case's level in a run of so many: ALPHA, or a smaller share of RUN_ALPHA."""
+    return min(ALPHA, RUN_ALPHA / max(1, cases))
+
+
+def level_share(alpha: float) -> float:
+    """Return by what the analyses' levels are scaled so that together they err by ``alpha``."""
+    return float((alpha / ALPHA) ** LEVEL_POWER)
+
+
+def may_decide(pairs: int, last: bool) -> bool:
+    """Tell whether so many pairs may decide: at an analysis of the plan, or if time is up."""
+    return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
+
+
+@lru_cache
+def analysis_at(pairs: int) -> InterimAnalysis:
+    """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
+    reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)
+    return max(reached, default=SEQUENTIAL_PLAN[0])
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -75,12 +129,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def p_value(self) -> float:
-        """Return the one-sided p-value of "not slower at all". It is valid whichever analysis is
-        the last.
-
-        It is this analysis' own p-value times ALPHA / (the analysis' alpha). The analyses' alphas
-        add up to ALPHA at most, so the result is valid over all analyses. It is at most ALPHA for
-        SLOWER, and 1 with fewer pairs than SLOWER needs.
+        """Return the one-sided p-value of "not slower at all", whichever analysis is the last: this
+        analysis' own times ALPHA / (its alpha), since all alphas add up to ALPHA at most.
         """
         if self.pairs < self.fewest:
             return 1.0
@@ -147,9 +197,7 @@ class Figures:
         p_value: float = 1.0,
         **pcts: float,
     ) -> Decision:
-        """Return a decision with this status. By default its reason is the plan's for that one, and
-        estimate and bounds, ``pcts``, are those of the figures.
-        """
+        """Return a decision with this status, by default with the plan's reason and bounds."""
         own_pcts = {
             "estimate_pct": self.estimate_pct,
             "low_pct": 100 * math.expm1(self.bounds.low),
@@ -175,9 +223,8 @@ def figures(
     replaced: Sequence[float] = (),
     alpha: float = ALPHA,
 ) -> Figures:
-    """Return the figures of the pairs so far. A log-ratio is log(head / base) of a time; their
-    order does not matter. ``replaced`` are those of pairs that were replaced. Raises ValueError as
-    bounds() does.
+    """Return the figures of the pairs so far, of log(head / base) of a time. ``replaced`` are those
+    of pairs that do not count. Raises ValueError as bounds() does.
     """
     known = bounds(log_ratios, alpha=alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
@@ -196,9 +243,7 @@ def measured(comparison: Comparison) -> Figures:
 
 
 def by_plan(comparison: Comparison) -> Decision:
-    """Decide by the sequential plan: the mean of all pairs, compared with the margins at the plan's
-    analyses. INCONCLUSIVE while more pairs are wanted.
-    """
+    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted."""
     return decide(measured(comparison), last=comparison.out_of_time)
 
 
@@ -260,9 +305,8 @@ def smallest_detectable_pct(
 
 
 def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = ALPHA) -> Margins:
-    """Return the margins with which MOST_PAIRS pairs of standard deviation ``sd_pct`` decide in 95
-    of 100 runs. The matter margin is the smallest one that does, but not below the given one. It is
-    a multiple of 0.1 % if it is wider.
+    """Return the margins with which MOST_PAIRS pairs of such a deviation decide in 95 of 100 runs.
+    A wider matter margin is a multiple of 0.1 %.
     """
     # The ignore margin stays, since it does not depend on noise which slowdown may be ignored.
     smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
@@ -295,18 +339,14 @@ def _mean_reaches(
 
 @lru_cache
 def _quantiles(tail: float, least: float, more: float) -> Chebyshev:
-    """Return Student's t quantile as a function of the degrees of freedom, from ``least`` to
-    ``least + more``, exact to five digits.
-    """
+    """Return Student's t quantile as a function of the degrees, exact to five digits."""
     quantile = np.vectorize(lambda degrees: t_quantile(tail, degrees), otypes=[float])
     return Chebyshev.interpolate(quantile, 12, domain=[least, least + more])
 
 
 @lru_cache
 def _variances(degrees: int) -> tuple[Any, Any]:
-    """Return POINTS sample variances of normal values, over the true variance, and the chance of
-    each. The square root of ``degrees`` times such a variance has the chi distribution.
-    """
+    """Return POINTS sample variances over the true one, and the chance of each."""
     chi = (np.arange(POINTS) + 0.5) / POINTS * (math.sqrt(degrees) + 6)
     density = chi ** (degrees - 1) * np.exp(-(chi**2) / 2)
     return chi**2 / degrees, density / density.sum()

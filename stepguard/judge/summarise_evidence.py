@@ -1,7 +1,9 @@
 """Summarise evidence as a recording. Only this module computes a recording's figures."""
 
+import math
 from collections.abc import Sequence
-from statistics import fmean, geometric_mean, median
+from itertools import chain
+from statistics import fmean, geometric_mean, median, stdev
 
 import msgspec
 
@@ -10,15 +12,13 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
-from stepguard.judge.limits import Paired, paired
+from stepguard.core.student_t import t_quantile
+from stepguard.judge.compare_profiles import recorded
 from stepguard.judge.moved_places import without_lines
-from stepguard.judge.recorded_profile import recorded
 
 
 def summarise(evidence: Evidence) -> Recording:
-    """Return every figure that the evidence has. Figures that could not be measured are left
-    out.
-    """
+    """Return every figure that the evidence has."""
     counts, fingerprint = evidence.counted, evidence.fingerprint
     times = _times(evidence.launches)
     # If several ranks count the same, the table is empty. That is not the same as no table: a
@@ -42,7 +42,7 @@ def summarise(evidence: Evidence) -> Recording:
         callers=counts.callers or msgspec.UNSET,
         numbers=counts.numbers or msgspec.UNSET,
         differences_pct={
-            f"{difference.name}_pct": _difference(paired(difference.pairs_ms))
+            f"{difference.name}_pct": paired(difference.pairs_ms)[1]
             for difference in evidence.differences
             if not difference.bad_times()
         },
@@ -58,31 +58,41 @@ def _parts(counts: Counts) -> dict[str, dict[str, int]]:
 
 
 def _sites(counts: Counts) -> dict[str, list[Site]]:
-    """Return the places of the counters that have a value. A counter without one differs between
-    steps, and its places are those where it does.
-    """
+    """Return the places of the counters that have a value: the others differ by step."""
     kept = ((name, sites) for name, sites in counts.sites.items() if name in counts.values)
     return {name: list(sites) for name, sites in kept if sites}
 
 
-def _difference(cost: Paired) -> RecordedDifference:
-    return RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
+def paired(pairs_ms: Sequence[tuple[float, float]]) -> tuple[float, RecordedDifference]:
+    """Return the mean of other minus plain over (plain, other) pairs in ms a step, and in percent
+    of the plain step. Half the 95 % interval is Student's t over the pairs; inf for one pair.
+
+    The differences themselves are averaged, not ratios or logarithms, since a difference may be
+    zero. Raises ValueError without a pair, or for a time that is not positive and finite.
+    """
+    if not pairs_ms:
+        raise ValueError("paired() needs at least one pair")
+    for ms in chain(*pairs_ms):
+        if not 0 < ms < math.inf:
+            raise ValueError(f"step time {ms!r} ms: not a positive finite number")
+    pct = 100 / fmean(plain for plain, _ in pairs_ms)
+    differences = [other - plain for plain, other in pairs_ms]
+    count, mean = len(differences), fmean(differences)
+    half = math.inf
+    if count > 1:
+        half = t_quantile(0.025, count - 1) * stdev(differences) / math.sqrt(count)
+    return mean, RecordedDifference(mean=pct * mean, half_width=pct * half)
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:
-    """Return the step time of each launch in ms. Empty unless all launches have times: the mean of
-    some launches must not look like the case's.
-    """
+    """Return the step time of each launch in ms; empty unless all launches have times."""
     if not launches or not all(launch.has_times() for launch in launches):
         return []
     return [launch.step_ms for launch in launches]
 
 
 def stored(evidence: Evidence) -> Recording:
-    """Return the summary as a baseline keeps it. Figures are rounded. Times that the case does not
-    gate are left out: such launches are shorter, need not get steady, and are no level. On a CPU
-    information is left out. The evidence must have a fingerprint.
-    """
+    """Return the summary as a baseline keeps it: rounded, and without times that do not gate."""
     assert evidence.fingerprint is not None
     recording = summarise(evidence)
     times_ms = recording.times_ms if JUDGED_TIME in evidence.gates else {}
@@ -107,9 +117,7 @@ def stored(evidence: Evidence) -> Recording:
 
 
 def _rounded(numbers: StepNumbers) -> StepNumbers:
-    """Return the numbers with seven digits: a reader compares them, and the tightest limit is
-    larger.
-    """
+    """Return the numbers with seven digits: the tightest limit is larger."""
     return msgspec.structs.replace(
         numbers,
         listed=[
@@ -120,12 +128,11 @@ def _rounded(numbers: StepNumbers) -> StepNumbers:
 
 
 def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
-    """Return the figures of kind information."""
     figures = dict(evidence.counted.information)
     for difference in evidence.differences:
         if difference.bad_times():
             continue
-        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms).mean_ms
+        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms)[0]
     if evidence.world_size > 1 and (profile := evidence.counted.profile):
         figures["exposed_comm_ms"] = fmean(profile.parts.exposed_communication_us) / 1e3
     if not times:
@@ -146,9 +153,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return the MFU in percent: a rank's formula FLOPs, divided by its step time and its GPU's
-    nominal peak. Empty if one of them is unknown.
-    """
+    """Return the MFU in percent, by the nominal peak; empty if a figure is unknown."""
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}

@@ -32,11 +32,8 @@ def permitted(
     whole: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-    """Return a case's metrics under its permissions, and the effect of each permission. None
-    applies to a case that was judged as a ``whole``.
-
-    Only SLOWER and CHANGED can be permitted. A metric that is permitted keeps its status and gets
-    the waiver's last day.
+    """Return a case's metrics under its permissions, and the effect of each. Only SLOWER and
+    CHANGED can be permitted: such a metric gets the last day. Nothing of a ``whole`` case is.
     """
     known = {metric.metric: metric for metric in metrics}
     outcomes = tuple(
@@ -82,9 +79,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
 
 
 def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, float] | None:
-    """Return the recorded and the present count of the first failing rank that the waiver's value
-    does not cover; None if it covers all of them.
-    """
+    """Return both counts of the first failing rank that the waiver does not cover, or None."""
     assert waiver.value is not None
     counts = _failing_counts(metric)
     return next((pair for pair in counts if not _covers(waiver.value, metric.metric, *pair)), None)
@@ -103,9 +98,7 @@ def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
 
 
 def largest_value(metric: MetricVerdict) -> float:
-    """Return the largest value that a waiver of a counter may have: twice the recorded count of
-    each failing rank, and at least LITTLE_CALLS or LITTLE_BYTES.
-    """
+    """Return the largest value of a counter's waiver: twice the count, or a little."""
     little = LITTLE_BYTES if METRICS[metric.metric].unit == "B" else LITTLE_CALLS
     # The rank with the smallest count decides: twice the busiest rank's count may be a thousand
     # times that of another rank.
@@ -113,9 +106,7 @@ def largest_value(metric: MetricVerdict) -> float:
 
 
 def suggested_size(metric: MetricVerdict) -> Size | None:
-    """Return the size of a waiver that covers a failing metric; None if no size does. A time gets
-    0.5 to 1 % more than it needs.
-    """
+    """Return the size of a waiver that covers a metric, of a time with some room; else None."""
     if metric.status not in _FAILING or metric.new is None:
         return None
     if METRICS[metric.metric].kind == "counter":
@@ -133,16 +124,12 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
 
 
 def staying_undecided(verdict: Verdict) -> list[MetricVerdict]:
-    """Return the metrics that stay undecided however often this tree is measured. Such a run is not
-    recorded, and no waiver passes it.
-    """
+    """Return the metrics that stay undecided however often this tree is measured."""
     return [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
 
 
 def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
-    """Return the size of a waiver for each failing metric. Empty if one of them cannot be waived,
-    or stays undecided, since the case would fail all the same.
-    """
+    """Return each failing metric's waiver size; empty if the case would fail all the same."""
     sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
     passes = len(known) == len(sizes) and not (verdict.whole or staying_undecided(verdict))
@@ -150,9 +137,7 @@ def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
 
 
 def problem_of(waiver: Permission, today: date) -> str:
-    """Return what is wrong with a waiver; empty if nothing is. Whether its case exists is not
-    checked.
-    """
+    """Return what is wrong with a waiver, its case aside; empty if nothing is."""
     # Users edit the file by hand, so its reader checks every rule.
     if waiver.metric not in GATEABLE:
         return not_gateable(waiver.metric)

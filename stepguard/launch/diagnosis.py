@@ -25,8 +25,13 @@ from stepguard.core.site import Site
 from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import alive, pids_by_token
-from stepguard.worker.rank_endings import Ending, Endings, first
-from stepguard.worker.rank_position import read_position
+from stepguard.worker.rank_position import (
+    Ending,
+    endings_file,
+    first_ending,
+    read_endings,
+    read_position,
+)
 
 SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of these
 _WAITS = re.compile(r'/worker/rank_channel\.py", line \d+ in gather')  # as faulthandler writes it
@@ -106,13 +111,13 @@ class Scene:
     def endings(self) -> list[Ending]:
         """Return what the agents of all nodes have noted so far."""
         nodes = range(self.spec.nodes)
-        return [ending for node in nodes for ending in Endings(self.folder, node).read()]
+        return [
+            ending for node in nodes for ending in read_endings(endings_file(self.folder, node))
+        ]
 
 
 def no_answer(scene: Scene) -> Fault:
-    """Return the fault of a launch that did not answer in time: where every rank is, and the stacks
-    of the ranks that the others wait for.
-    """
+    """Return the fault of a launch that did not answer in time: where every rank is."""
     pids = list(scene.pids_here.values()) or pids_by_token(scene.token)
     logs = [scene.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
     logs = [log for log in logs if log.exists()] or [scene.folder / "agent.log"]
@@ -144,9 +149,7 @@ def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Seque
 
 
 def _stacks(scene: Scene) -> str:
-    """Return the stacks that ranks wrote last. The ranks that still work come first: the others
-    only wait for their answers.
-    """
+    """Return the stacks that ranks wrote last. The ranks that still work come first."""
     tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
     tails.sort(key=lambda tail: bool(_WAITS.search(tail[1])))
     if len(scene.ranks) == 1:
@@ -203,10 +206,7 @@ def _lost_a_peer(described: dict[str, Any]) -> bool:
 
 
 def _dead_elsewhere(scene: Scene) -> list[int]:
-    """Return the ranks of other nodes that ended first, as their agents noted: the agents' victims
-    are left out. Wait for such a note, or for an error that is not about a lost rank, ENDINGS_S at
-    most.
-    """
+    """Return the ranks of other nodes that ended first, as agents noted within ENDINGS_S."""
     until = time.monotonic() + ENDINGS_S
     there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
     while True:
@@ -238,7 +238,7 @@ def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]
     """
     explained = {rank for rank, _ in failed}
     silent = {scene.pids[rank]: rank for rank in dead if rank not in explained}
-    cause = first(_endings_of(scene, silent))
+    cause = first_ending(_endings_of(scene, silent))
     if not cause or not cause.killed and not all(_lost_a_peer(error) for _, error in failed):
         return None
     return silent[cause.pid], _ended(cause.status)
@@ -261,7 +261,7 @@ def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
     while True:
         over = scene.agent.poll() is not None or time.monotonic() >= until
         endings = [ending for ending in scene.endings() if ending.pid in pids]
-        if over or len(endings) == len(pids) or first(endings):
+        if over or len(endings) == len(pids) or first_ending(endings):
             return endings
         time.sleep(0.05)
 

@@ -66,11 +66,7 @@ def check(
     package: str,
     changed: frozenset[str] = frozenset(),
 ) -> None:
-    """Check all ranks' answers to ``prepare`` or ``sources``. ``top`` is the measured tree.
-    ``package`` is the top-level package of the workload's factory. ``changed`` are the names of the
-    modules whose files differ between the two trees of a comparison. Raises LaunchFailed with
-    OTHER_TREE if a module came from another place.
-    """
+    """Check all ranks' modules. Raises LaunchFailed if one of ``changed`` is from another place."""
     top = top.resolve()
     for rank, answer in enumerate(ranks):
         if problem := _problem(spec, answer, top, package, changed):
@@ -81,9 +77,7 @@ def check(
 def _problem(
     spec: LaunchSpec, answer: Sources, top: Path, package: str, changed: frozenset[str]
 ) -> str:
-    """Return which modules of a rank came from another place, and what mends it; empty if
-    none did.
-    """
+    """Return which modules came from another place, and what mends it; else empty."""
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
     # Code that a compiler wrote is imported from the cache, which for both sides lies in HEAD's
     # tree.
@@ -150,7 +144,6 @@ def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
 
 
 def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
-    """Return the modules that are no sources of the tree at ``top``."""
     # Not by Path: of torch's two thousand modules that would take as long as all else here.
     below = os.path.join(top, "")
     return sorted(module for module in modules.items() if not _is_source(module[1], below))
@@ -167,11 +160,7 @@ def strays(
     neutral: Iterable[Path],
     engine: Path = ENGINE,
 ) -> list[Module]:
-    """Return the modules that came from a forbidden tree, and those of another engine than
-    ``engine``.
-
-    A folder in both ``own`` and ``forbidden`` is not forbidden. All paths must be resolved.
-    """
+    """Return the modules of a forbidden tree that is not ``own``, and those of another engine."""
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}
     modules = []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
@@ -23,17 +23,14 @@ ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
 def command(module: str, python: str = sys.executable) -> list[str]:
-    """Return the command that runs a module of the engine with an interpreter. With -P that does
-    not put the working directory first on the import path. PYTHONSAFEPATH would do the same, but a
-    workload's scripts would inherit it.
+    """Return the command that runs a module of the engine. -P keeps the working directory from
+    coming first on its import path, and is not inherited as PYTHONSAFEPATH is.
     """
     return [python, "-P", "-m", module]
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return variables for a process's environment: it then compiles into ``folder``, and numbers
-    GPUs as NVML does.
-    """
+    """Return variables by which a process compiles into ``folder``, and numbers GPUs as NVML."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -77,7 +74,8 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
-    standby: bool = False  # the agent imports, but starts no rank before release()
+    # The agent imports, but starts no rank before release().
+    standby: bool = field(default=False, compare=False)
     # A command that starts its argument on each node; empty: it runs here.
     launcher: tuple[str, ...] = ()
     nodes: int = 1  # nodes, which share the ranks equally
@@ -139,9 +137,7 @@ def spawn(
 
 
 def _network(part: Part, scratch: Path) -> dict[str, str]:
-    """Return the variables that keep a launch on one node off the network: ranks meet through a
-    file and exchange over loopback.
-    """
+    """Return the variables that keep a launch on one node off the network."""
     if part.nodes > 1:
         return {}
     return {

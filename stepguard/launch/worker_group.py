@@ -99,10 +99,8 @@ class Control:
         poll: Poll,
         on_progress: Callable[[str], None],
     ) -> list[Message]:
-        """Send a command and return all ranks' answers, in rank order. If the ranks said that they
-        began, each answer has ``outside_ms``: how many ms the host measured from then on.
-
-        Raises Overdue after ``deadline_s`` seconds, and LostWorker if rank 0 is gone.
+        """Send a command and return all ranks' answers, with ``outside_ms``: how many ms the host
+        measured since they began. Raises Overdue after ``deadline_s``, LostWorker without rank 0.
         """
         assert self._peer is not None
         until = time.monotonic() + deadline_s
@@ -159,10 +157,7 @@ HELLO_LIMIT_S = 120.0
 
 
 class WorkerGroup:
-    """A running launch. As a context manager it leaves nothing behind.
-
-    Its processes get ``environment``, and the variables that a launch sets.
-    """
+    """A running launch, in ``environment`` and what a launch sets. It leaves nothing behind."""
 
     def __init__(self, spec: LaunchSpec, environment: Mapping[str, str] = os.environ) -> None:
         self.spec = spec
@@ -195,9 +190,7 @@ class WorkerGroup:
         self.close()
 
     def imported(self) -> bool:
-        """Tell whether a standby's agent has imported. Raises LaunchFailed if the agent has ended,
-        or has not imported after HELLO_LIMIT_S.
-        """
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if it cannot."""
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
         if imported and not self.released:
@@ -233,9 +226,7 @@ class WorkerGroup:
         self._mark.end()
 
     def ready(self) -> bool:
-        """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed if a process
-        has ended, or if they have not imported after HELLO_LIMIT_S.
-        """
+        """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed."""
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
         else:
@@ -258,9 +249,8 @@ class WorkerGroup:
         progress: Callable[[str], None],
         **args: Any,
     ) -> list[Any]:
-        """Return all ranks' answers to a command, in rank order, of the command's type in REPLIES.
-        Raises LaunchFailed with the cause if a process ends, or if no answer comes within
-        ``limit_s`` or the launch's time limit.
+        """Return all ranks' answers to a command. Raises LaunchFailed if a process ends, or if none
+        comes in time.
         """
         left_s, began = self.spec.time_limit_s - self._asked_s, time.monotonic()
         with self._faults(command, poll), self._mark.during():
@@ -280,9 +270,7 @@ class WorkerGroup:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
-        """Raise LostWorker if a process has ended, even a rank with status 0, which its agent
-        ignores.
-        """
+        """Raise LostWorker if a process has ended, even a rank with status 0."""
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
@@ -322,10 +310,7 @@ class WorkerGroup:
         return running or any(map(alive, self.spec.here(self.pids).values()))
 
     def close(self) -> None:
-        """Kill what is left and remove the scratch folder. A second call does nothing.
-
-        Interrupts are deferred meanwhile: a second Ctrl-C must not leave processes on the GPU.
-        """
+        """Kill what is left, and remove the scratch folder. A second Ctrl-C has to wait."""
         if self._closed:
             return
         with interrupts_deferred():

@@ -38,9 +38,7 @@ _STATUS = {  # /proc/self/status
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a process inherits: its environment, and by name its priority, the CPUs that it may run
-    on, and its resource limits.
-    """
+    """What a process inherits: its environment, priority, CPUs and resource limits."""
 
     variables: Mapping[str, str]
     limits: Mapping[str, str]

@@ -25,9 +25,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Ask the kernel to send ``signum`` when the parent dies. Return False if it is already
-    gone.
-    """
+    """Have the kernel send ``signum`` when the parent dies. Return False if it is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

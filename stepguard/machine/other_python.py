@@ -61,9 +61,7 @@ class Python:
     modules: Mapping[str, tuple[str, ...]]  # the packages that have a top-level module
 
     def versions(self, imported: Sources) -> dict[str, str]:
-        """Return the versions of the packages that a rank's modules are of. A module that lies
-        among packages and is of none stands for itself.
-        """
+        """Return the versions of a rank's packages; a module of none stands for itself."""
         installed = {module.partition(".")[0] for module in imported.installed}
         versions = dict.fromkeys(installed - self.modules.keys(), NO_PACKAGE)
         for top in installed | {module.partition(".")[0] for module in imported.sources}:
@@ -80,9 +78,7 @@ Pythons = tuple[Python, Python]  # the running one, and the other one
 
 
 def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Pythons:
-    """Return the running interpreter and the one that was ``asked`` for; see survey_other(). Raises
-    MachineError if both are one environment, too.
-    """
+    """Return the running interpreter and the one that was ``asked`` for."""
     mine = _survey(sys.executable, sys.executable, root, variables)
     theirs = survey_other(asked, start, root, variables)
     if (mine.prefix, mine.version) == (theirs.prefix, theirs.version):
@@ -93,11 +89,7 @@ def survey_both(asked: str, start: Path, root: Path, variables: Mapping[str, str
 
 
 def survey_other(asked: str, start: Path, root: Path, variables: Mapping[str, str]) -> Python:
-    """Return the interpreter that was ``asked`` for in the folder ``start``. Launches run in
-    ``root`` with these variables.
-
-    Raises MachineError if no launch can run in it.
-    """
+    """Return the interpreter ``asked`` for. Raises MachineError if no launch can run in it."""
     found = shutil.which(start / asked) if os.sep in asked else shutil.which(asked)
     if found is None:
         raise MachineError(

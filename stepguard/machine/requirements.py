@@ -22,9 +22,7 @@ _DECLARED = _SOURCES / "pyproject.toml"
 
 
 def requirements() -> list[Requirement]:
-    """Return the packages needed, torch included, as the source tree declares them; without one as
-    the installation does. Raises PackageNotFoundError if neither exists.
-    """
+    """Return the packages needed, as the source tree declares them, or the installation."""
     if _DECLARED.is_file():
         project = tomllib.loads(_DECLARED.read_text())["project"]
         return _parsed([*project["dependencies"], *project["optional-dependencies"][TORCH]])
@@ -54,9 +52,7 @@ def unmet(wanted: Requirement) -> str:
 
 
 def lacks(wanted: Requirement, version: str | None) -> str:
-    """Return what is wrong with the installed version of a package; empty if nothing. None: it is
-    not installed.
-    """
+    """Return what is wrong with a package's version, None for a missing one; else empty."""
     if version is None:
         return f"{wanted.name} is not installed"
     # By default a specifier excludes every pre-release, however new.

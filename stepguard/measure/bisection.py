@@ -162,9 +162,7 @@ def side_of(verdict: Verdict, sought: Move) -> Half:
 
 
 def next_of(between: Range, answers: Sequence[Asked]) -> tuple[str, tuple[str, ...]]:
-    """Return what to ask next, and what may have the move first. Nothing is asked if one is left,
-    or if all others were skipped.
-    """
+    """Return what to ask next, if anything, and what may have the move first."""
     goods = [between.good, *(one.of for one in answers if one.side is Half.GOOD)]
     bad = next((one.of for one in reversed(answers) if one.side is Half.BAD), between.bad)
     known, left = {bad, *(one.of for one in answers)}, tuple[str, ...]()

@@ -42,12 +42,9 @@ from stepguard.measure.combine_ranks import (
 
 
 class Ahead:
-    """Worker groups that are started before they are wanted: they import torch while another launch
-    is built. They are the next ones of a case, or the first ones of the next case.
-
-    They are on standby (worker/agent.py): before they are released they load no code of the tree,
-    and nothing that the tree imports. A fixture of the next case's test may still build an
-    extension, or write a module.
+    """Worker groups that import torch before they are wanted, of this case or the next one. Until
+    they are released, on standby, they load no code of the tree: a fixture may still write a
+    module.
     """
 
     def __init__(self) -> None:
@@ -63,27 +60,24 @@ class Ahead:
         """Start those of these launches that do not yet run in this environment. End all that wait
         first, if others are among them.
         """
-        waiting = [replace(spec, standby=True) for spec in specs]
         inherited = _inherited(environment)
-        others = [group for group in self._groups if group.spec not in waiting]
+        others = [group for group in self._groups if group.spec not in specs]
         if others or inherited != self._inherited:
             self.close()
         self._inherited = inherited
         held = [group.spec for group in self._groups]
-        for spec in waiting:
+        for spec in specs:
             if spec not in held:
-                self._groups.append(WorkerGroup(spec, environment))
+                self._groups.append(WorkerGroup(replace(spec, standby=True), environment))
 
     def release(self, specs: Sequence[LaunchSpec]) -> None:
         """Let the ranks of these launches import, too."""
         for group in self._groups:
-            if replace(group.spec, standby=False) in specs:
+            if group.spec in specs:
                 group.release()
 
     def ready(self) -> bool:
-        """Tell whether no group imports any more. A group that failed is ended: whoever wants it
-        starts a new one, and reports what is wrong.
-        """
+        """Tell whether no group imports any more. A group that failed is ended."""
         # All are asked, so that each group that failed is ended.
         return all([self._is_ready(group) for group in [*self._groups]])
 
@@ -96,16 +90,13 @@ class Ahead:
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group that equals what ``spec`` would start now in this environment; None if
-        there is none, or if it has died. The caller must close it.
-        """
-        waiting = replace(spec, standby=True)
-        if waiting not in [group.spec for group in self._groups]:
+        """Return the waiting group that equals ``spec``, for the caller to close; else None."""
+        if spec not in [group.spec for group in self._groups]:
             return None
         if self._inherited != _inherited(environment):
             self.close()
         self.ready()
-        group = next((group for group in self._groups if group.spec == waiting), None)
+        group = next((group for group in self._groups if group.spec == spec), None)
         if group is not None:
             self._groups.remove(group)
             group.release()
@@ -120,9 +111,8 @@ class Ahead:
 
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:
-    """Return what a launch in this environment inherits."""
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
-    return replace(inherited_now(), variables=kept)
+    return Inherited(kept, inherited_now().limits)
 
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
@@ -134,9 +124,7 @@ Progress = Callable[[str], None]  # takes the text of a stage that begins or goe
 
 
 class Ticker:
-    """Pass on the text of each stage, and behind it what is ``known`` of the case so far. ``tick``
-    repeats it after TICK_S, so that a progress line does not stop while a stage goes on.
-    """
+    """Passes on each stage, and what is ``known``; repeats it while the stage goes on."""
 
     def __init__(self, show: Progress) -> None:
         self.known = ""  # "; step_ms +0.04 [-0.12, +0.20] % over 6 pairs"
@@ -186,9 +174,7 @@ class Bench:
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Progress
 ) -> tuple[Monitor | None, Fault | None]:
-    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why nothing can be
-    measured on them. A CPU needs neither.
-    """
+    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why they are unfit."""
     if not is_gpu(case.device):
         return None, None
     launcher, reason = spread(case, bench.launcher), Reason.FOREIGN_PROCESS
@@ -235,9 +221,7 @@ def launch_spec(case: Case, bench: Bench, label: str) -> LaunchSpec:
 
 
 class CaseWorkers:
-    """Starts the worker groups of one case in one tree. Keeps their description, their launches and
-    their faults.
-    """
+    """Starts the worker groups of one case in one tree, and keeps what they say."""
 
     def __init__(
         self,
@@ -255,7 +239,7 @@ class CaseWorkers:
         self.began = time.monotonic()  # a wait for the GPU does not count
         self._modules: set[Path] = set()  # modules of the tree that its launches imported
         self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
-        self._bench, self._monitor = bench, monitor
+        self.bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
         self._following = following or Ahead()  # launches of this case that are to come
         # The GPU memory that a rank had reserved after its first step, until it is counted how much
@@ -266,30 +250,18 @@ class CaseWorkers:
 
     @functools.cached_property
     def _tree(self) -> Path:
-        return self._bench.own or tree_of_root(self._bench.root)
+        return self.bench.own or tree_of_root(self.bench.root)
 
     def start(self, label: str) -> WorkerGroup:
-        """Start a group, or take the one that was started before it was wanted. It imports in the
-        background.
-        """
-        spec, environment = self.spec(label), self._bench.environment
-        taken = (held.take(spec, environment) for held in (self.ahead, self._following))
+        """Start a group, or take the one that was started ahead."""
+        spec, environment = self.spec(label), self.bench.environment
+        taken = (held.take(spec, environment) for held in (self.bench.ahead, self._following))
         group = next(filter(None, taken), None) or WorkerGroup(spec, environment)
         return self._stack.enter_context(group)
 
     def spec(self, label: str, case: Case | None = None) -> LaunchSpec:
         """Return the specification of a launch in this tree, of this case or of another one."""
-        return launch_spec(case or self.case, self._bench, label)
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Return the environment of the launches."""
-        return self._bench.environment
-
-    @property
-    def ahead(self) -> Ahead:
-        """Return the first launches of the next case."""
-        return self._bench.ahead
+        return launch_spec(case or self.case, self.bench, label)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let only the ranks of these groups be on the GPUs from now on."""
@@ -307,9 +279,7 @@ class CaseWorkers:
         return self._monitor.annotate(block, ranks) if self._monitor else block
 
     def take_description(self, ranks: Answers, spec: LaunchSpec) -> None:
-        """Keep what the ranks of a launch say once their workload is built. Raises LaunchFailed for
-        another GPU, code of another tree, or ranks with different software.
-        """
+        """Keep what ranks say of their workload. Raises LaunchFailed if it is not the case's."""
         self.check_sources(ranks, spec, "prepare")
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
@@ -319,15 +289,13 @@ class CaseWorkers:
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
         package = self.case.module.partition(".")[0]
-        check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
+        check_sources(spec, ranks, during, self._tree, package, self.bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:
-        """Return the modules that ran but are in no commit. Other clones and another revision's
-        tree do not have them. If git ignores them, the tree is not dirty.
-        """
+        """Return the modules that ran but are in no commit, also if git ignores them."""
         new = self._modules - self._known.keys()
-        if new and self._bench.revision.commit:
+        if new and self.bench.revision.commit:
             tracked = tracked_files(self._tree, *new)
             missing = {*untracked(self._tree, new, tracked)}
             self._known |= {path: path in missing for path in new}
@@ -335,9 +303,8 @@ class CaseWorkers:
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> Counts:
-        """Keep the counts of the counting pass's first part, and its duration. Return them.
-        ``cold_s`` is that of the launch's first step; None unless it compiled something that no
-        cache had.
+        """Keep and return the counts of the counting pass's first part. ``cold_s`` is the first
+        step's duration if no cache had all of it.
         """
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
@@ -345,11 +312,9 @@ class CaseWorkers:
         return self.counts
 
     def take_profiles(self, profiles: Sequence[Profile]) -> tuple[float, ...]:
-        """Take the ranks' profiles of a launch that was timed. Return the us a step of each kernel
-        of the case's profile; empty if this one has other kernels, or lost some.
-
-        The first of them becomes the case's profile, since that of the counting pass is of a card
-        that is not warm. It has the machine code of the kernels that were counted.
+        """Take the ranks' profiles of a timed launch. Return the us a step of each kernel of the
+        case's profile; empty if this has others. The first becomes the case's: counting has a cold
+        card.
         """
         if self.counts is None or self.counts.profile is None:
             return ()
@@ -374,9 +339,7 @@ class CaseWorkers:
         return min((rank.memory_bytes for rank in self._ranks), default=0)
 
     def note_end(self, interrupt: KeyboardInterrupt) -> None:
-        """Note as a fault that somebody ended the run: by which signal, when, and in which stage.
-        A KeyboardInterrupt without text is Python's own, for SIGINT.
-        """
+        """Note as a fault that somebody ended the run: by which signal, when, in which stage."""
         by, after_s = str(interrupt) or "SIGINT", time.monotonic() - self.began
         text = f"ended by {by} after {after_s:.0f} s, {self.progress.reached}"
         self.faults.append(Fault(Reason.UNDECIDED, text))
@@ -384,8 +347,8 @@ class CaseWorkers:
     def evidence(self, **measured: Any) -> Evidence:
         """Return what was measured, with case, tree, machine and counts."""
         if self._ranks:
-            first, python = self._ranks[0], self._bench.python
-            fingerprint = fingerprint_of(first, self._bench.gpus)
+            first, python = self._ranks[0], self.bench.python
+            fingerprint = fingerprint_of(first, self.bench.gpus)
             if python:
                 fingerprint = replace(fingerprint, libraries=python.versions(first))
             measured |= {
@@ -396,11 +359,11 @@ class CaseWorkers:
             }
         return Evidence(
             case_id=self.case.id,
-            case=identity(self.case, self._bench.launcher),
+            case=identity(self.case, self.bench.launcher),
             date=self._date,
-            commit=self._bench.revision.commit,
-            dirty=self._bench.revision.dirty,
-            command=self._bench.command,
+            commit=self.bench.revision.commit,
+            dirty=self.bench.revision.dirty,
+            command=self.bench.command,
             counts=self.counts,
             launches=tuple(self.launches),
             faults=tuple(self.faults),

@@ -79,11 +79,8 @@ def fingerprint_of(answer: Prepared, gpus: Sequence[Gpu]) -> Fingerprint:
 
 
 def counts_of(ranks: Answers, wall_s: float) -> Counts:
-    """Return one Counts for all ranks' answers to a part of the counting pass, which took
-    ``wall_s`` seconds.
-
-    Values and parts are those of the rank that counted most, sites those of all ranks. What is
-    unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
+    """Return one Counts for all ranks' answers to a part of the counting pass. Values and parts are
+    those of the rank that counted most, sites those of all, information rank 0's.
     """
     counted: list[Counts] = [rank.counts for rank in ranks]
     unstable: dict[str, str] = {}
@@ -113,9 +110,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
 
 
 def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
-    """Return the ranks' counts. If the steps of one rank differ, those of the others are of as many
-    steps together.
-    """
+    """Return the ranks' counts, all of as many steps together."""
     lengths = {name: len(steps) for counts in counted for name, steps in counts.lists.items()}
     lengths.pop(PEAK, None)
 
@@ -135,9 +130,7 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
-    """Return the counts of ``both`` parts of the counting pass, with what only this process knows
-    of the ``first`` one.
-    """
+    """Return the counts of ``both`` parts, with what only this process knows of the first."""
     known = first.information | both.information
     return replace(both, information=known, wall_s=first.wall_s + both.wall_s)
 
@@ -161,9 +154,7 @@ def without_eager(first: Counts, device: str, world_size: int) -> Counts:
 
 
 def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
-    """Return the fields of Counts that are about profiles: the ranks' mean if each rank has a
-    profile, else a rank's problem.
-    """
+    """Return the profile's fields of Counts: the ranks' mean, or else a rank's problem."""
     profiles = [counts.profile for counts in counted if counts.profile is not None]
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)
@@ -173,7 +164,6 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
-    """Return the ranks' identities as one: its parts name their ranks. None if a rank has none."""
     known = [
         (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
     ]

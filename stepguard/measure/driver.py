@@ -20,10 +20,10 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
-from stepguard.judge.disturbed_pairs import Pairs
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import need
 from stepguard.judge.rules import decision
-from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.soundness import Pairs
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure import turns
 from stepguard.measure.case_workers import Ahead, Bench, CaseWorkers, Progress, Ticker, watch
@@ -45,7 +45,6 @@ from stepguard.measure.warm_up import Protocol, protocol_of
 SEGMENTS_LIMIT_S = 120.0  # in addition to three times their expected time
 PROFILE_LEAD_S = 0.5  # steps before a profile: what came before may have left other clocks
 DIFFERENCES = ("sync_overhead",)
-COUNTING = "counting launch"
 FIRST = "first launch"  # of each of two trees
 NAMES = ("head", "base")
 
@@ -139,9 +138,7 @@ class Driver:
         return state
 
     def do(self, action: Next) -> None:
-        """Do what comes next. Raises WorkersFailed, unless two launches had no memory beside each
-        other: then they are ended, if no pair was timed yet, and run alone from then on.
-        """
+        """Do what comes next. Raises WorkersFailed, unless two launches can run alone instead."""
         try:
             match action.do:
                 case Do.START:
@@ -196,7 +193,6 @@ class Driver:
         return replace(self._asked, pairs=pairs)
 
     def _start(self, trees: Sequence[int]) -> None:
-        """Let a launch of each of these trees import, build, and run its first step."""
         self._first = bool(self._state.uncounted)
         self._alive = {tree: self._launch(tree) for tree in trees}
         for launch in self._alive.values():
@@ -216,7 +212,6 @@ class Driver:
             state.uncounted = ()
 
     def _time(self, profiled: bool) -> None:
-        """Time the launches' blocks in turns. Then measure what else is wanted of them."""
         self._import_ahead()
         order, lead_s, in_pairs = self._order(), self._protocol.lead_s, self._beside is not None
         # A busy host changes no count.
@@ -235,14 +230,12 @@ class Driver:
         self._state.stage = Stage.TIMED
 
     def _measure_differences(self, launch: RunningLaunch) -> None:
-        """Measure the gated differences of two variants of the step."""
         for name in DIFFERENCES:
             if f"{name}_pct" in self._case.gates:
                 found = measure_difference(name, launch, self._case.difference_pairs)
                 self._differences.append(found)
 
     def _end(self) -> None:
-        """Find the lines of what was counted, and let the launches leave."""
         if self._first and not self._state.crowded:
             turns.locate(self._alive)
         first, *others = self._alive.values()
@@ -283,9 +276,7 @@ class Driver:
             side.launches = [replace(one, index=i) for i, one in enumerate(launches, start=1)]
 
     def _drop(self) -> None:
-        """Kill the launches, which have no memory beside each other. Those of the next pairs would
-        import beside timed blocks.
-        """
+        """Kill the launches, which have no memory beside each other, and those that import."""
         for launch in self._alive.values():
             launch.group.close()
         self._ahead.close()
@@ -296,18 +287,16 @@ class Driver:
         state.together = state.together and self._first
 
     def _count_alone(self, tree: int, names: tuple[str, ...]) -> None:
-        turns.count_alone(self._sides[tree], self._protocol, COUNTING, names)
+        turns.count_alone(self._sides[tree], self._protocol, names)
         state = self._state
         state.uncounted = tuple(one for one in state.uncounted if one != tree)
 
     def _order(self) -> tuple[int, ...]:
-        """Return the trees whose blocks are timed, in order."""
         if self._beside is None:
             return (HEAD,) * self._protocol.blocks
         return tuple(tree for tree in order_of(self._state.number) if tree in self._alive)
 
     def _label(self) -> str:
-        """Return what the launches that are alive are called together."""
         if self._beside is None:
             return f"launch {self._state.number}"
         return FIRST if self._first else f"pair {self._state.number}"
@@ -320,36 +309,33 @@ class Driver:
         return RunningLaunch(self._sides[tree], label, self._protocol)
 
     def _import_ahead(self) -> None:
-        """Let those launches import that will likely be wanted next."""
         head = self._sides[HEAD]
         most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
         wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
-        if wanted.next_case and head.ahead.case:
+        ahead, environment = head.bench.ahead, head.bench.environment
+        if wanted.next_case and ahead.case:
             label = FIRST if self._beside else self._label_of(1, HEAD)
-            specs = [side.spec(label, head.ahead.case) for side in self._sides]
+            specs = [side.spec(label, ahead.case) for side in self._sides]
             if not any(spec.launcher for spec in specs):  # a scheduler starts one job at a time
-                head.ahead.begin(specs, head.environment)
+                ahead.begin(specs, environment)
         if wanted.numbers:
             specs = [
                 side.spec(self._label_of(number, tree))
                 for number in wanted.numbers
                 for tree, side in enumerate(self._sides)
             ]
-            self._ahead.begin(specs, head.environment)
+            self._ahead.begin(specs, environment)
             self._ahead.release(specs[: len(self._sides)])
 
     def _quiet(self) -> bool:
-        """Tell whether nobody imports."""
-        return self._ahead.ready() and self._sides[HEAD].ahead.ready()
+        return self._ahead.ready() and self._sides[HEAD].bench.ahead.ready()
 
 
 def ask_ranks(
     case: Case, bench: Bench, progress: Progress, function: str, **arguments: Any
 ) -> Answers:
-    """Return what "module:function" returns in each rank (worker/rank_session.py, do_call). A
-    launch of its own calls it after its first step.
-
-    Raises LaunchFailed with the cause.
+    """Return what "module:function" returns in each rank of a launch of its own, after its first
+    step. Raises LaunchFailed with the cause.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -399,9 +385,6 @@ def _segments(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[in
 
 
 def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Block, Answers]:
-    """Run the segments of one series. Return the block that spans them, and the ranks' answers. The
-    block only shows whether the machine was disturbed and whether the clocks agree.
-    """
     seconds = len(order) * steps * launch.warmup.step_s
     ranks = launch.ask(
         "alternate", limit_s=SEGMENTS_LIMIT_S + 3 * seconds, order=order, steps=steps

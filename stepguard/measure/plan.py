@@ -77,7 +77,6 @@ def next_action(state: SoFar) -> Next:
 
 
 def _start(state: SoFar) -> Next:
-    """Return what happens next if no launch is alive."""
     need, every = state.need, tuple(range(state.trees))
     if state.uncounted:
         crowded = Next(Do.COUNT_ALONE, state.uncounted[:1])
@@ -102,9 +101,7 @@ class Imports:
 
 
 def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
-    """Return what shall import from now on: ``ahead`` launches or pairs that are likely to come,
-    of ``most`` in all. If none is likely, the next case's first launches.
-    """
+    """Return what shall import from now on: launches that are likely to come, of ``most``."""
     starts, in_pairs = state.stage is Stage.NONE, state.trees > 1
     if in_pairs and state.uncounted:
         # On a GPU the counts say if there will be another pair.

@@ -40,9 +40,7 @@ class WorkersFailed(LaunchFailed):
 
 
 class RunningLaunch:
-    """A worker group from its start, at which it begins to import. All failures raise
-    WorkersFailed.
-    """
+    """A worker group from its start. All failures raise WorkersFailed."""
 
     def __init__(self, workers: CaseWorkers, label: str, protocol: Protocol) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
@@ -128,10 +126,8 @@ class RunningLaunch:
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = ()
     ) -> None:
-        """Run windows of steps, first those of ``windows``, until the launch is steady or at its
-        cap, and ``until`` is true.
-
-        ``until`` can keep the card busy while the next launch imports: a pause would cool it.
+        """Run windows of steps, first ``windows``, until the launch is steady or at its cap, and
+        ``until`` is true: a pause while others import would cool the card.
         """
         self.warmup, given = WarmUp(self.protocol), [*windows]
         while given or not self.warmup.done() or not until():
@@ -149,9 +145,7 @@ class RunningLaunch:
         return answers
 
     def timed_block(self, steps: int, of: int) -> None:
-        """Time a block of so many steps. Repeat it if the machine was disturbed. The launch has
-        ``of`` blocks.
-        """
+        """Time one of ``of`` blocks. Repeat it if the machine was disturbed."""
         number, graphs = len(self.blocks) + 1, 0
 
         def measure() -> tuple[Block, Answers]:
@@ -171,11 +165,8 @@ class RunningLaunch:
     def undisturbed(
         self, measure: Callable[[], tuple[Block, Answers]], discarded: list[Block], during: str
     ) -> tuple[Block, Answers]:
-        """Measure blocks until one is undisturbed. Return it with the ranks' answers. The others
-        join ``discarded``.
-
-        Fails with the last disturbance after more than the protocol's ``retries`` disturbed blocks,
-        or after more than CLOCKS_RETRIES blocks whose wall clock and events disagree.
+        """Measure blocks until one is undisturbed. Return it with the ranks' answers; the others
+        join ``discarded``. Fails after too many of them.
         """
         while True:
             measured, answers = measure()
@@ -194,16 +185,13 @@ class RunningLaunch:
 
     @property
     def timed_a_compiler(self) -> bool:
-        """Tell whether a timed block may contain a compilation that the next launch takes from the
-        cache on disk.
-        """
+        """Tell whether a timed block may contain a compilation, of which the next has none."""
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
-        """Run the counting pass, right after the first step. Keep its counts as those of the case.
-
-        In its second part the step runs without the compiler, which takes more memory. If that is
-        too much for a rank, the launch has ``ended``: the other ranks wait for that one.
+        """Run the counting pass, right after the first step, and keep its counts. If a rank lacks
+        memory for the step without the compiler, the launch has ``ended``: the others wait for that
+        rank.
         """
         began, case = time.monotonic(), self.workers.case
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
@@ -226,16 +214,12 @@ class RunningLaunch:
             self.workers.counts = with_eager(first, both)
 
     def count_again(self) -> None:
-        """Run the first part of the counting pass, as the launch did whose counts are the case's,
-        so that locate() can follow.
-        """
+        """Run the first part of the counting pass once more, so that locate() can follow."""
         self.ask("count", limit_s=COMPILE_LIMIT_S)
         self._counted = True
 
     def locate(self) -> None:
-        """Find the lines of the host syncs that count() counted, if there are any. torch's reports
-        of them slow down what comes after, so nothing is timed then.
-        """
+        """Find the lines of the counted host syncs. Nothing is timed after it: torch slows down."""
         counts = self.workers.counts
         if self._counted and not self.ended and counts and counts.values.get(SYNCS):
             self.show("count: lines of host syncs")
@@ -267,9 +251,7 @@ class RunningLaunch:
             self.workers.check_sources(answers, self.group.spec, during)
 
     def leave(self, *others: "RunningLaunch") -> None:
-        """Check what the ranks of this launch and of ``others`` imported. Then end the ranks of all
-        of them at once, and then their agents.
-        """
+        """Check what the ranks of these launches imported. End all at once, then the agents."""
         running = [launch for launch in (self, *others) if not launch.ended]
         for launch in running:
             launch.show("end")
@@ -306,9 +288,7 @@ def block_steps(seconds: float, step_s: float) -> int:
 
 
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
-    """Return all ranks' reports of a block as one. Times of single steps are those of the slowest
-    rank.
-    """
+    """Return the ranks' reports of a block as one. Single steps are the slowest rank's."""
     slowest = max(ranks, key=lambda rank: rank.wall_ms)
     enqueue_ms = [rank.enqueue_ms for rank in ranks]
     return Block(

@@ -13,7 +13,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, judged, other_side
 from stepguard.core.device import is_gpu
@@ -23,6 +22,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import Entry
 from stepguard.core.verdict import Verdict
 from stepguard.judge.rule_book import judge, need
 from stepguard.launch.loaded_sources import changed_modules
@@ -61,24 +61,25 @@ def measure_beside(
     budget_s: float = inf,
 ) -> Comparison:
     """Measure pairs of HEAD's side (``bench``) and the ``other`` one, and return them."""
-    head, base = (replace(bench, folder=bench.folder / side) for side in ("head", "base"))
-    if tree := other.tree:
+    of_head: dict[str, Any] = {"folder": bench.folder / "head"}
+    of_base: dict[str, Any] = {"folder": bench.folder / "base"}
+    base, tree = bench, other.tree
+    if tree:
         own = bench.own or tree.base  # HEAD's side may be a revision's tree, too
         files = differing(own, tree.commit, own / "baselines")
         if files is None:  # git does not say: all may differ
             files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
         changed = changed_modules((own, tree.top), files)
-        base = in_tree(base, tree, case)
-        base = replace(base, forbidden=(*head.forbidden, own), changed=changed)
-        head = replace(head, own=own, forbidden=(*head.forbidden, tree.top), changed=changed)
+        base = in_tree(bench, tree, case)
+        of_base |= {"forbidden": (*bench.forbidden, own), "changed": changed}
+        of_head |= {"own": own, "forbidden": (*bench.forbidden, tree.top), "changed": changed}
     python = ""
     if other.pythons:
-        mine, theirs = other.pythons
-        python, head = theirs.asked, replace(head, python=mine)
-        base = replace(base, python=theirs, cache=other.cache or base.cache)
+        of_head["python"], of_base["python"] = other.pythons
+        python, of_base["cache"] = other.pythons[1].asked, other.cache or bench.cache
     against = other_side(tree.rev if tree else "", python)
-    beside = Pairing(base, against, alpha, budget_s)
-    pairs = measure(case, head, asked, progress, beside, keep).pairs
+    beside = Pairing(replace(base, **of_base), against, alpha, budget_s)
+    pairs = measure(case, replace(bench, **of_head), asked, progress, beside, keep).pairs
     assert pairs is not None, "two trees are compared in pairs"
     return pairs
 
@@ -90,54 +91,7 @@ def in_tree(bench: Bench, tree: Tree, case: Case) -> Bench:
     return replace(bench, root=tree.root, revision=at, own=tree.top, forbidden=(tree.base,))
 
 
-def answer_alarm(
-    case: Case,
-    bench: Bench,
-    evidence: Evidence,
-    recorded: tuple[str, str],
-    asked: Question,
-    progress: Progress,
-    keep: Callable[[Comparison], Comparison],
-    budget_s: float,
-) -> tuple[Answer, Comparison | None]:
-    """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
-    that were kept, if there are any.
-
-    ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``asked`` is the question about the pairs.
-    """
-    chosen = commit_for_confirmation(bench.root, *recorded)
-    if answer := _without_pairs(bench, evidence, chosen):
-        return answer, None
-    # FLOPs are counted as well: times of trees that do other work are not compared.
-    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-    # The next case begins with a launch of HEAD alone, so none of these launches starts it.
-    alone = replace(bench, ahead=Ahead())
-    front = f"confirming, {budget_s / 60:.0f} min at most"
-    notices: list[str] = []
-    try:
-        with tree_of(bench.root, chosen.commit, notices.append) as tree:
-            pairs = measure_beside(
-                times,
-                alone,
-                Other(tree),
-                asked,
-                lambda text: progress(f"{front}: {text}"),
-                keep,
-                budget_s=budget_s,
-            )
-    except TreeError as error:
-        return Answer(failed=str(error)), None
-    for notice in notices:
-        progress(notice)
-    kept = keep(pairs)
-    if kept.head.tree_changed:
-        return Answer(failed=Reason.TREE_CHANGED.phrase), kept
-    return Answer(chosen.how, pairs, chosen.own), kept
-
-
 def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
-    """Return the answer to an alarm if pairs are not needed or not possible; else None."""
     if evidence.tree_changed:  # nobody knows what was measured
         return Answer(failed=Reason.TREE_CHANGED.phrase)
     if not chosen.commit:
@@ -147,28 +101,6 @@ def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer |
     if chosen.commit == bench.revision.commit and of_commit:
         return Answer(chosen.how, same_code=True)
     return None
-
-
-@dataclass
-class Budget:
-    """The seconds that a run may still use for pairs, shared equally among the cases to come."""
-
-    left_s: float
-    cases: int
-
-    def share_s(self) -> float:
-        """Return how many seconds the next case may take."""
-        return max(0.0, self.left_s / max(1, self.cases))
-
-    @contextlib.contextmanager
-    def charged(self) -> Iterator[None]:
-        """Charge a case with the time of the block. The others get what is left of its share."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.left_s -= time.monotonic() - began
-            self.cases -= 1
 
 
 @dataclass(frozen=True)
@@ -207,7 +139,9 @@ class Suite:
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
     permissions: tuple[Permission, ...] = ()
-    budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
+    # The seconds that are left for pairs, shared equally among the cases to come.
+    budget_s: float = 60 * BUDGET_MIN
+    cases: int = 1
     alpha: float = ALPHA  # level of each case that pairs judge; pairs of an alarm have ALPHA
     # What is measured may be recorded. So all that is planned is measured, also once it is certain
     # that nothing moved.
@@ -234,12 +168,12 @@ class Suite:
             launcher=self.launcher,
             environment=self.environment,
         )
-        self._other, self._other_cache = Other(self.tree, self.pythons), self._cache
+        self._other_cache = self._cache
         if self.pythons:
             # Compilers find what they wrote by code and versions. A package that was patched has
             # the same version.
             self._other_cache = CompileCache(self.pythons[1].beside(self._store.cache))
-            self._other = replace(self._other, cache=self._other_cache.folder)
+        self._other = Other(self.tree, self.pythons, self._other_cache.folder)
 
     @property
     def in_pairs(self) -> bool:
@@ -252,10 +186,9 @@ class Suite:
         return self.bench.revision
 
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
-        """Measure and judge one case. ``following`` is the next case, if known; if it is given,
-        close() must be called at the end. Raises FileError if the baseline file cannot be trusted
-        (before it measures), or if the evidence cannot be kept. If the run is ended meanwhile, what
-        was measured by then is judged and kept, and Ended is raised.
+        """Measure and judge one case, and start the next one, ``following``, if known; then close()
+        must be called. Raises FileError, and Ended if the run is ended meanwhile: what is known is
+        kept.
         """
         self.bench.ahead.expect(following)
         began_ns = time.time_ns()
@@ -284,7 +217,7 @@ class Suite:
             self.notices.append(f"{case.id}: the compile cache could not be set aside: {error}")
             return failed
         for _ in range(2):
-            self.budget.cases += 1  # the case is charged for each pass
+            self.cases += 1  # the case is charged for each pass
             result = self._measure(case, progress)
             if _failures(result) or result.ended:
                 break
@@ -299,25 +232,32 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End the launches that were started for a next case that did not come. Let another run use
-        the compile caches.
-        """
+        """End the launches of a next case that did not come. Give the compile caches back."""
         self.bench.ahead.close()
         self._cache.close()
         self._other_cache.close()
 
     def ask(self, case: Case, progress: Progress, function: str, **arguments: Any) -> Answers:
-        """Return what a function returns in each of the case's ranks (measure/driver.py). Nothing
-        is judged. Raises LaunchFailed.
-        """
+        """Return what a function returns in each of the case's ranks. Raises LaunchFailed."""
         return ask_ranks(case, self.bench, progress, function, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
-        """Return how many seconds a case may take if its pairs go on until they decide. None if the
-        budget does not limit the case.
-        """
+        """Return how many seconds a case's pairs may take; None without such a limit."""
         timed = self.in_pairs and JUDGED_TIME in judged(case)
-        return self.budget.share_s() if timed else None
+        return self._share_s() if timed else None
+
+    def _share_s(self) -> float:
+        return max(0.0, self.budget_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def _charged(self) -> Iterator[None]:
+        """Charge a case with the time of the block. The others get what is left of its share."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.budget_s -= time.monotonic() - began
+            self.cases -= 1
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
@@ -337,23 +277,48 @@ class Suite:
         evidence_path = self._store.keep(self.bench.folder, case.slug, evidence)
         asked, comparison = replace(asked, now=evidence), None
         # Also if there is no alarm: then the others get this case's share of the budget.
-        with self.budget.charged():
+        with self._charged():
             if commit := need(asked).beside:
-                answer, comparison = answer_alarm(
-                    case,
-                    self.bench,
-                    evidence,
-                    (commit, self.base),
-                    Question(permissions=self.permissions, today=today()),
-                    progress,
-                    lambda so_far: self._keep_pairs(case, so_far)[0],
-                    self.budget.share_s(),
-                )
+                answer, comparison = self._answer(case, evidence, commit, progress)
                 asked = replace(asked, answer=answer)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, judge(asked), evidence_path, path, comparison, judged_by)
+
+    def _answer(
+        self, case: Case, evidence: Evidence, commit: str, progress: Progress
+    ) -> tuple[Answer, Comparison | None]:
+        """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
+        that were kept.
+        """
+        chosen, budget_s = commit_for_confirmation(self.root, commit, self.base), self._share_s()
+        if answer := _without_pairs(self.bench, evidence, chosen):
+            return answer, None
+        # FLOPs are counted as well: times of trees that do other work are not compared.
+        times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+        # The next case begins with a launch of HEAD alone, so none of these launches starts it.
+        alone, notices = replace(self.bench, ahead=Ahead()), list[str]()
+        front = f"confirming, {budget_s / 60:.0f} min at most"
+        try:
+            with tree_of(self.root, chosen.commit, notices.append) as tree:
+                pairs = measure_beside(
+                    times,
+                    alone,
+                    Other(tree),
+                    Question(permissions=self.permissions, today=today()),
+                    lambda text: progress(f"{front}: {text}"),
+                    lambda so_far: self._keep_pairs(case, so_far)[0],
+                    budget_s=budget_s,
+                )
+        except TreeError as error:
+            return Answer(failed=str(error)), None
+        for notice in notices:
+            progress(notice)
+        kept, _ = self._keep_pairs(case, pairs)
+        if kept.head.tree_changed:
+            return Answer(failed=Reason.TREE_CHANGED.phrase), kept
+        return Answer(chosen.how, pairs, chosen.own), kept
 
     def _compare(self, case: Case, progress: Progress) -> Result:
         """Judge a case by pairs with the other side. No stored baseline counts."""
@@ -363,7 +328,7 @@ class Suite:
         itself = self.tree is not None and self.tree.commit == revision.commit
         everything = itself and not revision.dirty and not self.pythons
         asked = Question(permissions=self.permissions, today=today(), everything=everything)
-        with self.budget.charged():
+        with self._charged():
             pairs = measure_beside(
                 case,
                 self.bench,
@@ -372,7 +337,7 @@ class Suite:
                 progress,
                 lambda so_far: self._keep_pairs(case, so_far)[0],
                 alpha=self.alpha,
-                budget_s=self.budget.share_s(),
+                budget_s=self._share_s(),
             )
         comparison, kept = self._keep_pairs(case, pairs)
         verdict = judge(replace(asked, pairs=comparison))
@@ -389,10 +354,7 @@ class Suite:
         return comparison, self._store.keep_comparison(self.bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
-        """Return the path of a case's baseline file on this machine, and its baseline.
-
-        Raises FileError if the file cannot be trusted.
-        """
+        """Return a case's baseline file and its baseline on this machine. Raises FileError."""
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
             machine = self.bench.gpus[0].name if self.bench.gpus else ""
@@ -402,7 +364,6 @@ class Suite:
         return path, content.cases.get(case.id) if content else None
 
     def _named(self, path: Path) -> str:
-        """Return a path as a verdict names it."""
         return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def _checked(self, evidence: Evidence) -> Evidence:
@@ -417,9 +378,7 @@ class Suite:
 
 
 def _failures(result: Result) -> list[str]:
-    """Return the messages and stacks of failures that a damaged file of the compile cache may
-    cause.
-    """
+    """Return the failures that a damaged file of the compile cache may cause."""
     pairs, may_cause = result.comparison, (Reason.RAISED, Reason.KILLED)
     sides = (result.evidence, pairs.head, pairs.base) if pairs else (result.evidence,)
     faults = (fault for side in sides for fault in side.faults)

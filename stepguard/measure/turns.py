@@ -16,6 +16,7 @@ from stepguard.measure.plan import HEAD
 from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warm_up import Protocol
 
+COUNTING = "counting launch"
 # Before a second launch counts: what a script does by the clock then falls on other steps.
 PAUSE_S = 0.37
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
@@ -24,9 +25,7 @@ Alive = dict[int, RunningLaunch]  # by tree
 
 
 def both_fit(sides: Sequence[CaseWorkers]) -> bool:
-    """Tell whether the peak memory of all trees fits on the card together. On a CPU it always
-    does.
-    """
+    """Tell whether all trees' peak memory fits on the card together."""
     if not is_gpu(sides[HEAD].case.device):
         return True
     # Reserved bytes count, since both groups' allocators take them from one card. A tree that never
@@ -37,12 +36,9 @@ def both_fit(sides: Sequence[CaseWorkers]) -> bool:
 
 
 def build(alive: Alive, label: str, first: bool) -> None:
-    """Build the launches, run their first steps, and park them: at once if there is memory, else
-    one after the other.
-
-    Of the ``first`` launches one compiles at a time. So the base takes from the cache what HEAD's
-    launch compiled, and no trial of a kernel is timed beside another launch. A loop runs its first
-    steps while it is built.
+    """Build the launches, run their first steps, and park them: at once if there is memory. Of the
+    ``first`` ones one compiles at a time: the other takes that from the cache, and no trial of a
+    kernel is timed beside it.
     """
     launches = [*alive.values()]
     RunningLaunch.expect(*launches)
@@ -65,17 +61,13 @@ def build(alive: Alive, label: str, first: bool) -> None:
 
 
 def _first_step(launch: RunningLaunch) -> None:
-    """Run a launch's first step. Park it at once: the other one may need the memory, as it may
-    still compile.
-    """
+    """Run a launch's first step, and park it: the other one may need the memory."""
     launch.first_step(quietly=True)
     launch.park(quietly=True)
 
 
 def count(alive: Alive, order: Sequence[int]) -> None:
-    """Count each launch, after build(). One that is alone is replaced if it ends for want of
-    memory.
-    """
+    """Count each launch. One that is alone is replaced if it ends for want of memory."""
     for tree in dict.fromkeys(order):
         if len(alive) == 1:
             alive[tree] = let_count(alive[tree])
@@ -166,15 +158,13 @@ def build_alone(launch: RunningLaunch) -> None:
     launch.build()
 
 
-def count_alone(
-    workers: CaseWorkers, protocol: Protocol, label: str, names: Collection[str] = ()
-) -> None:
+def count_alone(workers: CaseWorkers, protocol: Protocol, names: Collection[str]) -> None:
     """Count in a launch that has the GPUs to itself. With ``names`` it counts once more, after a
     pause behind its first step. What both launches say of these counters is kept.
     """
     first = workers.counts
     try:
-        launch = RunningLaunch(workers, label, protocol)
+        launch = RunningLaunch(workers, COUNTING, protocol)
         build_alone(launch)
         if names:
             time.sleep(PAUSE_S)
@@ -183,7 +173,7 @@ def count_alone(
         launch.leave()
     except BaseException:
         if names and first:
-            workers.counts = not_counted_again(first, names, f"the {label} did not end")
+            workers.counts = not_counted_again(first, names, f"the {COUNTING} did not end")
         raise
     if names and first:
         assert workers.counts is not None, "a launch that counts leaves its counts"
@@ -191,9 +181,7 @@ def count_alone(
 
 
 def let_count(launch: RunningLaunch) -> RunningLaunch:
-    """Let the launch count, and return it. If the step without the compiler ends it for want of
-    memory, return another launch that has run the same steps without that one.
-    """
+    """Let the launch count. If that ends it, return another that has run the same steps."""
     launch.count()
     if not launch.ended:
         return launch

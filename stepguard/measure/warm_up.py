@@ -40,9 +40,7 @@ class Protocol:
 
     @property
     def timed_s(self) -> float:
-        """Return about how many seconds a launch's warm-up and blocks take. The warm-up is assumed
-        to take twice its least.
-        """
+        """Return about how many seconds a launch's warm-up and blocks take."""
         return 2 * self.warmup_min_s + self.blocks * self.block_s
 
 
@@ -70,9 +68,7 @@ RESTARTS = 6
 
 
 def protocol_of(case: Case, in_pairs: bool = False) -> Protocol:
-    """Return the durations of a case's launches. By themselves they are shorter if the case gates
-    no time.
-    """
+    """Return the durations of a case's launches. Alone they are shorter without a gated time."""
     usual = (PAIR_PROTOCOLS if in_pairs else PROTOCOLS)[case.device]
     if in_pairs or gates_times(case):
         return usual
@@ -107,9 +103,7 @@ class WarmUp:
         return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
 
     def add(self, ranks: Sequence[TimedBlock]) -> None:
-        """Add the ranks' answers for one window. If the step compiled or took memory from the
-        device in it, all windows so far are dropped.
-        """
+        """Add the answers for one window. If the step compiled in it, all so far are dropped."""
         steps = len(ranks[0].step_ms)
         wall_s = max(rank.wall_ms for rank in ranks) / 1e3
         self.windows.append(steps)
@@ -132,9 +126,7 @@ class WarmUp:
         self._window_s.append(wall_s)
 
     def done(self) -> bool:
-        """Tell whether the launch is steady, or the warm-up is out of time. In the second case
-        ``problem`` says why the launch is not steady.
-        """
+        """Tell whether the launch is steady, or out of time: then ``problem`` says why."""
         if self.seconds >= self.protocol.warmup_min_s and steady(
             self._window_ms, self._window_s, self.protocol.tolerance, self.protocol.share
         ):

@@ -37,9 +37,7 @@ _HOOKS = "stepguard-hooks"
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the options, all prefixed. Remove the documents of the run before: pytest calls this
-    first, so a conftest that ends the process leaves none.
-    """
+    """Add the options. Remove old documents first: a conftest may end the process."""
     add_options(parser)
     started = pluginmanager.getplugin("pytestconfig").invocation_params
     paths = asked_documents(started.args)
@@ -105,9 +103,7 @@ def pytest_collection_modifyitems(
 
 
 def _hooks(config: pytest.Config) -> Any:
-    """Return the module of hooks; the first call imports it and begins the run. The import takes
-    half a second, which projects without cases do not pay.
-    """
+    """Return the module of hooks. Its import takes half a second, if a run has cases."""
     if (known := config.pluginmanager.getplugin(_HOOKS)) is not None:
         return known
     try:

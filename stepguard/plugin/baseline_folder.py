@@ -1,25 +1,28 @@
-"""Read and check the folder of baselines before a pytest run measures. Report entries and waivers
-that the run did not use.
+"""Read and check the folder of baselines before a pytest run measures. Report what
+the tree changes in it, a line for each entry, old -> new, and what the run did not use.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from stepguard.core import former
-from stepguard.core.baseline import Entry
+from stepguard.core.metrics import GATEABLE, format_value
 from stepguard.core.permission import Permission
+from stepguard.core.reason_sentences import both_pct
+from stepguard.core.recording import Entry
 from stepguard.core.status import Status
-from stepguard.core.text import first, listed, meant, revision
+from stepguard.core.text import first, listed, meant, revision, short_hash
 from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.plugin.declared_cases import Collected
-from stepguard.report.baseline_changes import changes
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
+from stepguard.storage import baseline_files
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, load, recorded
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.waiver_file import declared, load_waivers, today, unknown
@@ -35,9 +38,7 @@ class BaseBranch:
     changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
     def lines(self, most: int = 20) -> list[str]:
-        """Return a line that names the branch whose baselines judge, and at most ``most`` lines on
-        what the tree changes in them. Empty if it changes nothing.
-        """
+        """Return the branch that judges, and at most ``most`` changes; empty without changes."""
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
@@ -49,10 +50,8 @@ class BaseBranch:
 
 
 def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
-    """Return the branch ``rev``, with its baselines copied to the folder ``into``.
-
-    Raises TreeError if git does not know the branch, FileError if a baseline file of the branch or
-    of this tree cannot be trusted.
+    """Return the branch ``rev``, with its baselines copied to ``into``. Raises TreeError if git
+    lacks it, FileError if a baseline file cannot be trusted.
     """
     main = main_branch(root, rev)
     for name, text in files_at(root, main.base, baselines).items():
@@ -92,11 +91,8 @@ def whole_folders(config: pytest.Config) -> bool:
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
 ) -> tuple[Permission, ...]:
-    """Read the whole folder and return its waivers.
-
-    ``cases`` are the collected cases, and ``whole`` says that there are no others. Raises FileError
-    if a file cannot be trusted, or, with ``whole``, if a waiver's case does not exist: its name may
-    be misspelt.
+    """Read the whole folder and return its waivers. Raises FileError if a file cannot be trusted,
+    or if a waiver's case is none of ``cases`` and these are the ``whole``: it may be misspelt.
     """
     # Also files of other machines: otherwise a mistake in this tree would show only there.
     for path in files(folder):
@@ -114,16 +110,12 @@ def check_baselines(
 
 
 def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tuple[Permission, ...]:
-    """Return the waivers of the base, behind those that this tree adds in its folder ``own``.
-    Raises FileError if the file cannot be trusted.
-    """
+    """Return the waivers of the base, behind those that this tree adds. Raises FileError."""
     return declared(load_waivers(own, today()), base, commit)
 
 
 def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]:
-    """Return a line for each former metric that a case gates, with what serves instead, and a line
-    for those that the machine's files, and the waivers, have.
-    """
+    """Return lines on former metrics that a case gates, or that the machine's files have."""
     gated: dict[str, list[str]] = {}
     for case in filter(None, (test.case for test in collection.tests.values())):
         for name in case.former_gates:
@@ -143,17 +135,12 @@ def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]
 
 
 def _is_of(path: Path, machine: str) -> bool:
-    """Tell whether a file is the machine's, or every machine's."""
     content = None if path.name == WAIVERS else load(path)
     return content is None or content.machine == machine
 
 
 def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Entry]:
-    """Return, by case, the baselines of this kind of machine. Cases that need more than ``gpus``
-    are left out.
-
-    Raises FileError if a file cannot be trusted.
-    """
+    """Return this machine's baselines by case, for at most as many GPUs. Raises FileError."""
     entries = recorded(folder).get(gpus[0].name if gpus else CPU_MACHINE, {})
     return {
         case_id: entry
@@ -177,9 +164,8 @@ def waiver_lines(
 
 
 def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
-    """Return a line for each baseline entry whose case is not among ``cases``, which are all cases
-    of the tree. The line names a new case with a similar name, if there is one: the case may have
-    been renamed.
+    """Return a line for each baseline entry whose case is not among all ``cases``, with a new case
+    of a similar name.
     """
     lines = []
     new = [result.case.id for result in results if result.verdict.status is Status.NO_BASELINE]
@@ -191,3 +177,88 @@ def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Com
             gone += "if it is gone for good, take its entry out of the file"
             lines.append(f"{commands.relative(path)}: {gone}")
     return lines
+
+
+FIGURES = 4  # shown for an entry; git's diff has all fields
+NONE = "none"
+Kept = TypeVar("Kept")
+
+
+def changes(old: Path, new: Path) -> list[str]:
+    """Return how the folder ``new`` differs from ``old``: a line for each waiver, then one for each
+    case. Raises FileError.
+    """
+    lines: list[str] = []
+    for name in _names(old, new):
+        if name != baseline_files.WAIVERS:
+            was, now = baseline_files.load(old / name), baseline_files.load(new / name)
+            both = (was.cases if was else {}, now.cases if now else {})
+            lines += _lines(name, both, _entry)
+    waived = _waived(old), _waived(new)
+    added = _lines(baseline_files.WAIVERS, waived, _waiver)
+    return [*added, *lines]
+
+
+def _waiver(old: str | None, new: str | None) -> str:
+    return f"declared here: {new}" if old is None else f"{old} -> {new or NONE}"
+
+
+def _names(old: Path, new: Path) -> list[str]:
+    return sorted({path.name for folder in (old, new) for path in folder.glob("*.json")})
+
+
+def _waived(folder: Path) -> dict[str, str]:
+    waivers = load_waivers(folder, today())
+    return {f"{waiver.case}, {waiver.metric}": described(waiver) for waiver in waivers}
+
+
+def _lines(
+    name: str,
+    both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
+    say: Callable[[Kept | None, Kept | None], str],
+) -> Iterator[str]:
+    old, new = both
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was != now:
+            yield f"{name}: {key}: {say(was, now)}"
+
+
+def _entry(old: Entry | None, new: Entry | None) -> str:
+    """Return how a case's baseline differs: its level, and the recordings behind it."""
+    if old is None or new is None:
+        return f"{_level(old)} -> {_level(new)}"
+    was, now = old.level, new.level
+    counted = (
+        ("levels", str(len(old.epochs)), str(len(new.epochs))),
+        ("recordings", str(len(was.recordings)), str(len(now.recordings))),
+        ("commit", *(short_hash(side.recordings[0].commit) for side in (was, now))),
+        ("reason", repr(was.reason), repr(now.reason)),
+        ("gates", *_apart(old.required_gates, new.required_gates)),
+        ("margins", *map(both_pct, (old.margins, new.margins))),
+        ("extended", str(old.extended), str(new.extended)),
+    )
+    parts = [*_figures(old, new), *counted]
+    moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
+    return ", ".join(moved) or "other fields, which git diff shows"
+
+
+def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
+    first, second = (", ".join(sorted(metrics)) or NONE for metrics in (old - new, new - old))
+    return first, second
+
+
+def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
+    was, now = (entry.newest.values() for entry in (old, new))
+    names = [name for name in GATEABLE if was.get(name) != now.get(name)]
+    shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
+    rest = len(names) - len(shown)
+    return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
+
+
+def _level(entry: Entry | None) -> str:
+    if entry is None:
+        return NONE
+    values = entry.newest.values()
+    names = [name for name in GATEABLE if name in values][:2]
+    return "recorded, " + ", ".join(f"{name} {format_value(name, values[name])}" for name in names)

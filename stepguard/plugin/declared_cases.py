@@ -17,9 +17,7 @@ NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case
 
 
 class _Declared(list[Any]):
-    """The parameters that cases() makes. The class tells a test with @cases from one that is
-    parametrized over cases in another way.
-    """
+    """The parameters that cases() makes. Its class tells @cases from other parameters."""
 
 
 def cases(*items: Case) -> pytest.MarkDecorator:
@@ -44,9 +42,7 @@ def case_of(item: pytest.Item) -> Case | None:
 
 
 def asks_for_perf(item: pytest.Item) -> bool:
-    """Tell whether a test has stepguard's fixture perf, and not one of its own with that name. A
-    test that declares a case always counts.
-    """
+    """Tell whether a test has stepguard's fixture perf. One that declares a case has."""
     if "perf" not in _fixtures(item):
         return False
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
@@ -65,9 +61,7 @@ def lacks_perf(item: pytest.Item) -> bool:
 
 
 def refuse_without_perf(item: pytest.Item) -> None:
-    """Raise UsageError for a test with @cases but without the fixture perf: it would pass whatever
-    its cases do. At collection no mark of the test, such as xfail, can hide the error.
-    """
+    """Raise UsageError for a test with @cases but without the fixture: it would always pass."""
     if lacks_perf(item):
         raise pytest.UsageError(
             f"{item.nodeid} has @cases but not the fixture perf, so it would pass unmeasured: "

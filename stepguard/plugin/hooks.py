@@ -128,7 +128,6 @@ def measuring(
 
 
 def _measured(node: pytest.Item, session: PerfSession, case: Case, before: Result | None) -> Result:
-    """Return the result of the test's case. Fails the test if the case cannot be measured."""
     own = case_of(node)
     if own is not None and own.id != case.id:
         raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
@@ -219,9 +218,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
-    """Record the results that waited, and write the documents. Fail a run that may not pass, see
-    PerfSession.finish().
-    """
+    """Record what waited, and write the documents. Fail a run that may not pass."""
     run = session.config.stash[_SESSION]
     # Any other status stays, since it says more: an interrupt, or tests that failed.
     if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:

@@ -103,9 +103,7 @@ CI_BASES = (
 
 
 def asked_documents(arguments: Sequence[str]) -> list[str]:
-    """Return the paths of the documents that a command asks for, before pytest reads it; none for a
-    listing.
-    """
+    """Return the paths of the documents that a command asks for; none for a listing."""
     words = [*map(str, arguments), ""]
     if not {"--collect-only", "--collectonly", "--co"}.isdisjoint(words):
         return []
@@ -118,9 +116,7 @@ def asked_documents(arguments: Sequence[str]) -> list[str]:
 
 
 def is_strict(config: Any) -> bool:
-    """Tell whether a case that is not guarded fails the run. Only --perf-no-strict on the command
-    line switches that off: the user may not know what settings and PYTEST_ADDOPTS contain.
-    """
+    """Tell whether an unguarded case fails the run. Only a typed --perf-no-strict excuses it."""
     # Most CI services set CI=true, some CI=1. The value is that of pytest's start, so no conftest
     # can change it.
     ci = inherited.STARTED.variables.get("CI", "").lower() not in ("", "0", "false")

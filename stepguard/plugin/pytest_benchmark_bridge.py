@@ -46,7 +46,6 @@ class ReplayTimer:
         self._calls = 0
 
     def __call__(self) -> float:
-        """Return 0 before a round, its sample after it."""
         index, after = divmod(self._calls, 2)
         self._calls += 1
         return self._samples_s[index] if after else 0.0
@@ -56,10 +55,7 @@ class WithBenchmark:
     """Used if pytest-benchmark is active."""
 
     def prepare(self, item: pytest.Item) -> None:
-        """Give the item's benchmark the replay timer.
-
-        The mark that does so comes first, since pytest-benchmark reads only the closest mark.
-        """
+        """Give the item's benchmark the replay timer, by a mark before all others."""
         closest = item.get_closest_marker("benchmark")
         # Our mark hides the user's, so it takes over the user's values.
         options: dict[str, Any] = dict(closest.kwargs) if closest else {}
@@ -70,9 +66,7 @@ class WithBenchmark:
     def pytest_benchmark_group_stats(
         self, config: pytest.Config
     ) -> Generator[None, Groups, Groups]:
-        """Leave cases out of pytest-benchmark's table, since stepguard's table has them. If the
-        command has an option of pytest-benchmark's table, they stay, named by their ids.
-        """
+        """Leave cases out of pytest-benchmark's table, unless the command has its options."""
         groups = yield
         arguments = config.invocation_params.args
         wanted = any(str(argument).startswith(ITS_TABLE) for argument in arguments)

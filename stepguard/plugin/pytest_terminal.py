@@ -24,18 +24,14 @@ from stepguard.report.progress_line import (
 def progress_line(
     config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float]
 ) -> ProgressLine:
-    """Return the run's line on pytest's terminal. ``last_s`` is how long each case took last time,
-    in seconds.
-    """
+    """Return the run's line on pytest's terminal. ``last_s``: each case's last seconds."""
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
     return ProgressLine(display, config.option.verbose > 0, devices, last_s)
 
 
 def _display(config: pytest.Config, reporter: Any) -> Display:
-    """Return a display that writes to pytest's terminal past pytest's capturing, which is on while
-    a test measures its case.
-    """
+    """Return a display that writes to pytest's terminal past pytest's capturing."""
     capture = config.pluginmanager.getplugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     if reporter is None:
@@ -61,9 +57,7 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
 
 
 def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
-    """Return on what machine a run measures, and what judges: the revision ``against``, or else the
-    ``folder`` of baselines.
-    """
+    """Return on what machine a run measures, and which revision or folder judges."""
     judge = f"baselines in {folder}/"
     if against:
         judge = f"judged against {against}, measured beside it on this machine"
@@ -74,9 +68,7 @@ def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
 
 
 def interrupted_lines(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
-    """Return lines on an interrupted run: how a case was ended, unless its verdict says so, and
-    which cases were not measured.
-    """
+    """Return how an interrupted run ended a case, and which cases were not measured."""
     measured = {result.case.id for result in results}
     left = [case.id for case in cases if case.id not in measured]
     what = f"{len(left)} of {counted(len(cases), 'case')} not measured"

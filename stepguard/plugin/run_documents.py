@@ -74,9 +74,7 @@ def run_document(
     waivers: Sequence[Permission],
     **others: Any,
 ) -> RunDocument:
-    """Return the document of a run that ends with ``exitstatus``. ``gpus`` is None if the machine
-    cannot be read. ``others`` are more fields of the document.
-    """
+    """Return the document of a run. ``gpus`` is None if the machine cannot be read."""
     inside = Commands(config.rootpath, baselines=commands.baselines)
     machine = gpus[0].name if gpus else CPU_MACHINE
     # A reader may have another interpreter and another folder: paths are relative to the project.
@@ -116,9 +114,7 @@ def _options(config: pytest.Config) -> Options:
 
 
 def forget_documents(folder: Path, paths: Iterable[str]) -> None:
-    """Remove the documents of the run before. If this run ends before it writes its own, nobody can
-    take the old ones for them.
-    """
+    """Remove the documents of the run before: nobody can take them for this run's."""
     for path in (folder / path for path in paths):
         with contextlib.suppress(OSError):  # a path that will be refused
             if not run_document_file.kept_from(path):

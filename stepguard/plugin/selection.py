@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.permission import Permission
+from stepguard.core.reason_sentences import changed_in_pytest
+from stepguard.core.recording import Entry
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument, State
-from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import Base, guard
 from stepguard.launch.nodes.scheduler import Launcher, spread
@@ -75,10 +75,7 @@ class Selection:
         self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
         """Return what became of every case that is collected, or ``recorded`` for this machine.
-        ``unsuited`` returns why the machine is not for a case; empty if it is.
-
-        The recorded cases and the new ones that suit this machine are guarded, unless they are
-        extended.
+        Recorded cases and new ones that are not ``unsuited`` are guarded, unless extended.
         """
         core = {name for name, entry in recorded.items() if not entry.extended}
         whole = self._whole(self._typed())
@@ -115,9 +112,7 @@ class Selection:
         return here or folders_alone(self._config, typed)
 
     def _typed(self) -> list[str]:
-        """Return the paths on the command line. The user may not know those that `addopts`,
-        `testpaths` and PYTEST_ADDOPTS add.
-        """
+        """Return the paths that were typed, without those of settings and PYTEST_ADDOPTS."""
         if self._config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
             return self._config.args
         typed = {str(argument) for argument in self._config.invocation_params.args}
@@ -168,7 +163,6 @@ class Selection:
         return f"deselected by {' or '.join(said) or 'a plugin'}"
 
     def _origin(self, value: str) -> str:
-        """Return where an option comes from, unless it is the command line."""
         if value in os.environ.get("PYTEST_ADDOPTS", ""):
             return " of PYTEST_ADDOPTS"
         return " of addopts" if value in self._config.getini("addopts") else ""
@@ -194,9 +188,7 @@ class StrictRun:
         self.recorded = self._expected
 
     def begin(self, gpus: Sequence[Gpu], judges: Path) -> None:
-        """Read the baselines for this machine: this tree's, and those in ``judges``, which judge.
-        Raises UsageError and FileError.
-        """
+        """Read the machine's baselines: the tree's, and those that judge. Raises FileError."""
         self._expected = recorded_here(judges, gpus)
         self.recorded = recorded_here(self._baselines, gpus) | self._expected
         machine = gpus[0].name if gpus else CPU_MACHINE
@@ -209,18 +201,14 @@ class StrictRun:
                 self.baselines_dirty = sorted(differ | self._not_in_git())
 
     def _not_in_git(self) -> set[str]:
-        """Return the baselines and waivers that git has not, or only a link to, and those that it
-        has and that are not here.
-        """
+        """Return the baselines that git lacks, or has as a link, or that only git has."""
         here = self._baselines.rglob("*.json")
         tracked = tracked_files(self._root, self._baselines)
         new = {os.path.relpath(path, self._root) for path in untracked(self._root, here, tracked)}
         return new.union(path for path in tracked if not (self._root / path).exists())
 
     def note_changes(self) -> None:
-        """Note what launches would inherit and what has changed since pytest was started. A test
-        may set it back later.
-        """
+        """Note what launches would inherit and what changed. A test may set it back later."""
         now = inherited.STARTED.changes(inherited.inherited_now())
         new = [change for change in now if change not in self.changed]
         self.changed |= dict.fromkeys(new)
@@ -228,9 +216,7 @@ class StrictRun:
             self.notices += map(changed_in_pytest, new)
 
     def missed(self, document: RunDocument, waivers: Sequence[Permission]) -> list[Problem]:
-        """Return what the guard finds in the document of a strict run, beside the document's own
-        problems; empty if the run is not strict.
-        """
+        """Return what the guard finds in a strict run, beside the document's own problems."""
         if not self.strict:
             return []
         base = Base(
@@ -246,9 +232,7 @@ class StrictRun:
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:
-    """Return a line on the cases that the selection left out; empty if there are none. Extended
-    cases do not count, since a whole run does not measure them.
-    """
+    """Return a line on the core cases that the selection left out; empty without one."""
     core = [state for state in states if not state.extended]
     left_out = [state for state in core if state.state is State.LEFT_OUT]
     if not left_out:
@@ -258,9 +242,7 @@ def left_out_line(states: Sequence[CaseState]) -> list[str]:
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
-    """Return why a machine with ``gpus`` GPUs, or the launcher's nodes, do not suit the case; empty
-    if they do. ``markers`` is the -m expression that chose the tests.
-    """
+    """Return why the machine, or the launcher's nodes, do not suit the case; else empty."""
     need = f"needs {counted(case.world_size, 'GPU')}"
     if case.device == GPU and (nodes := spread(case, launcher)):
         each, count = nodes.fewest_gpus, len(nodes.nodes)

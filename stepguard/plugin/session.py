@@ -7,7 +7,7 @@ collecting tests costs nothing.
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,16 +22,15 @@ from stepguard.core.case import Case
 from stepguard.core.comparison import judged, other_side
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
+from stepguard.core.reason_sentences import no_folder, uncommitted
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
-from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.status import Status
 from stepguard.core.text import listed, printable
 from stepguard.core.verdict import Joins
-from stepguard.judge.sequential_plan import level_of
+from stepguard.judge.pair_statistics import level_of
 from stepguard.launch.nodes.scheduler import (
     LAUNCHER,
     Launcher,
-    LauncherError,
     named_launcher,
     spread,
     survey,
@@ -44,7 +43,7 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gp
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.other_python import Pythons, survey_both
 from stepguard.machine.requirements import require_torch
-from stepguard.measure.suite import Budget, Ended, Result, Suite
+from stepguard.measure.suite import Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
     base_of,
@@ -72,7 +71,6 @@ from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun, scaling_lines
-from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import run_document_file
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
@@ -80,10 +78,8 @@ from stepguard.storage.kept_runs import Store
 
 
 class Recorder:
-    """Recordings of one run. ``option`` has the values of pytest's options.
-
-    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` are the
-    same sentences, and lines on what was recorded.
+    """Recordings of one run, by pytest's options. ``refused`` are what could not be recorded, which
+    fails the run; ``notices`` also say what was.
     """
 
     def __init__(self, option: Any, commands: Commands) -> None:
@@ -95,9 +91,7 @@ class Recorder:
         self._recorded: set[str] = set()  # case ids
 
     def record(self, result: Result) -> None:
-        """Record a result if that is wanted: the first one of its case, or one that is `same`. What
-        moved opens a level, which only ``accept`` does.
-        """
+        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
         verdict = result.verdict
         # A case that lacks only one of its metrics has recordings.
         first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
@@ -114,7 +108,6 @@ class Recorder:
         return replace(result, verdict=structs.replace(result.verdict, recorded=True))
 
     def _accept(self, result: Result) -> bool:
-        """Record a result. Return whether it was recorded."""
         try:
             pairs = result.comparison if result.verdict.against else None
             judged = {"beside": pairs.base} if pairs else {"verdict": result.verdict}
@@ -129,12 +122,10 @@ class Recorder:
 
 @contextlib.contextmanager
 def usage_errors(front: str = "") -> Iterator[None]:
-    """Turn errors of options, files and the machine into UsageError, which ends the run before it
-    measures. ``front`` is put before the text.
-    """
+    """Turn errors of options, files and the machine into UsageError, behind ``front``."""
     try:
         yield
-    except (FileError, LauncherError, MachineError, TreeError) as error:
+    except (FileError, MachineError, TreeError) as error:
         raise pytest.UsageError(printable(f"{front}{error}")) from None
 
 
@@ -170,7 +161,7 @@ class PerfSession:
         self._against = other_side(config.option.perf_against or "", python)
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
-        self._reported = ReportedCauses()
+        self._causes: dict[Hashable, str] = {}
         self._interrupted = False
 
     @pytest.hookimpl(tryfirst=True)
@@ -205,9 +196,7 @@ class PerfSession:
 
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before anything is deselected. Give each test its
-        timer for pytest-benchmark.
-        """
+        """Check tests, options and baselines before deselection. Give each test its timer."""
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused when it begins.
         if not hasattr(self._config, "workerinput"):
@@ -293,7 +282,7 @@ class PerfSession:
         if text is not None and several and self._checked and not self._option.collectonly:
             with usage_errors(f"{LAUNCHER}={text}: "):
                 if self._pythons:
-                    raise LauncherError(
+                    raise MachineError(
                         "the interpreter of --perf-against-python runs on this node alone; name "
                         f"cases of one rank, or unset {LAUNCHER}"
                     )
@@ -311,10 +300,7 @@ class PerfSession:
             require_torch()
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
-        """Measure and judge a test's case. Record it if that was asked for.
-
-        Raises TreeError if the other revision's tree is not available, and what Suite.run raises.
-        """
+        """Measure and judge a test's case, and record it if asked. Raises as Suite.run does."""
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
@@ -361,7 +347,8 @@ class PerfSession:
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
                 permissions=self._waivers,
-                budget=Budget(60 * option.perf_budget, len(self._cases)),
+                budget_s=60 * option.perf_budget,
+                cases=len(self._cases),
                 records=self.recorder.records,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
@@ -386,18 +373,15 @@ class PerfSession:
         """Return everything about one result that did not pass."""
         verdict = result.verdict
         # pytest prints only failures.
-        reference = self._reported.reference(verdict) if verdict.outcome != "passed" else ""
-        return verdict_text.block(verdict_text.result_page(result, self._commands), reference)
+        again = verdict_text.reference(verdict, self._causes) if verdict.outcome != "passed" else ""
+        return verdict_text.block(verdict_text.result_page(result, self._commands), again)
 
     def close(self) -> None:
         """Release all that the run has taken."""
         self._stack.close()
 
     def finish(self, exitstatus: int) -> bool:
-        """Record the results that waited, and write the documents. Return whether the run may pass.
-        It may not if it has a problem, for example if it selected cases and measured none, or if a
-        recording or a document could not be written.
-        """
+        """Record what waited, write the documents, and tell whether the run may pass."""
         # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
         if self._interrupted and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -437,7 +421,6 @@ class PerfSession:
         return not (own or found or unwritten)
 
     def _settle(self, suite: Suite) -> None:
-        """Note what all results together say."""
         said: dict[str, list[str]] = {}
         for result in suite.results:
             for text in verdict_text.remarks(result.evidence):
@@ -488,10 +471,7 @@ class PerfSession:
         )
 
     def summary(self, lists_skips: bool) -> ShownRun | None:
-        """Return the run for its summary. None if it measured nothing and had nothing to measure,
-        or if a usage error says more. ``lists_skips`` tells whether pytest lists skipped tests, as
-        with -ra.
-        """
+        """Return the run for its summary; None if nothing was to measure, or an error says more."""
         results = self._results()
         known = self.selection.asked or results
         if not self._missed and (self._option.collectonly or not self._ran or not known):

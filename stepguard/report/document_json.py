@@ -29,9 +29,7 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return a case with its metrics and its verdict. Paths are relative to the folder of
-    ``commands``.
-    """
+    """Return a case with its metrics and its verdict, with relative paths."""
     evidence = result.evidence
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
@@ -58,9 +56,6 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 
 
 def _environment(comparison: Comparison | None) -> str | None:
-    """Return the variables that change what torch does, the same on both sides of a comparison;
-    None without a comparison.
-    """
     if comparison is None or comparison.base.fingerprint is None:
         return None
     return comparison.base.software_key().get("environment", "")
@@ -103,8 +98,6 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Any, indent: int = 1) -> str:
-    """Return a document as JSON. A number that is not finite becomes null, which most readers
-    accept. No text in it can steer a terminal that shows it. A negative ``indent`` makes one line.
-    """
+    """Return a document as JSON that steers no terminal, with null for what is not finite."""
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()

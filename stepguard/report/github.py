@@ -5,7 +5,6 @@ https://docs.github.com/rest/checks/runs
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -48,38 +47,28 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """What is wrong, at a place in the code; without a place ``file`` is empty and ``line`` 0."""
-
-    title: str
-    text: str
-    file: str
-    line: int
+# Title, text, file and line of what is wrong; without a place the file is empty and the line 0.
+Annotation = tuple[str, str, str, int]
 
 
 def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[Annotation]:
-    """Yield what is wrong with a run: first the ``problems`` that a gate has with it, then failing
-    cases, worst first. Each is at the place of its cause, or else at the case's test.
-    """
+    """Yield what is wrong with a run: the gate's ``problems``, then failing cases."""
     tests = {case.case: (case.file, case.line) for case in document.cases}
     for problem in problems:
         # One that only repeats a failing verdict is left out: the verdict follows below.
         if problem.case or problem.code is not ProblemCode.FAILED:
             test = tests.get(problem.case, ("", 0))
             where = (problem.file, problem.line) if problem.file else test
-            yield Annotation(problem.code.value, problem.sentence, *where)
+            yield problem.code.value, problem.sentence, *where
     for result in document.failing:
         page, test = result.text, tests.get(result.case, ("", 0))
         where = (page.place.file, page.place.line) if page.place else test
-        yield Annotation(result.case, page.headline, *where)
+        yield result.case, page.headline, *where
 
 
 def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
     """Return what is wrong with a run as lines for a log of GitHub Actions, MOST at most."""
-    lines = [
-        error(item.title, item.text, item.file, item.line) for item in annotated(document, problems)
-    ]
+    lines = [error(*item) for item in annotated(document, problems)]
     if len(lines) > MOST:
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]
@@ -87,9 +76,7 @@ def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]
 
 
 def comment(document: RunDocument, run_id: str) -> str:
-    """Return the comment on a pull request about the run with that number: the page, then commands
-    that work from a clone.
-    """
+    """Return the comment on a pull request: the page, then commands that work from a clone."""
     below = _commands(document, run_id)
     shown = page(document, COMMENT_BYTES - len(below.encode()), for_comment=True)
     return f"{MARKER}\n{shown}\n{below}"
@@ -142,10 +129,9 @@ def _commands(document: RunDocument, run_id: str) -> str:
 
 
 def check_run(document: RunDocument, head_sha: str) -> Iterator[dict[str, Any]]:
-    """Yield the bodies of the requests that make a check run of a commit: the first one creates it,
-    each of the others adds annotations to it.
-    """
-    placed = [_body(item) for item in annotated(document, document.problems) if _has_place(item)]
+    """Yield the requests of a check run: the first creates it, others add annotations."""
+    found = annotated(document, document.problems)
+    placed = [_body(*item) for item in found if _has_place(*item[2:])]
     title = table.title(document.outcome, [result.verdict for result in document.results])
     output = {
         "title": cut(title, TITLE_CHARACTERS),
@@ -175,19 +161,17 @@ def _split(bodies: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [bodies[start : start + MOST_A_REQUEST] for start in starts]
 
 
-def _has_place(item: Annotation) -> bool:
-    """Tell whether an annotation is at a line of a file of the repository."""
-    path = PurePosixPath(item.file)
-    inside = bool(item.file) and not path.is_absolute() and ".." not in path.parts
-    return inside and item.line > 0
+def _has_place(file: str, line: int) -> bool:
+    path = PurePosixPath(file)
+    return bool(file) and not path.is_absolute() and ".." not in path.parts and line > 0
 
 
-def _body(item: Annotation) -> dict[str, Any]:
+def _body(title: str, text: str, file: str, line: int) -> dict[str, Any]:
     return {
-        "path": item.file,
-        "start_line": item.line,
-        "end_line": item.line,
+        "path": file,
+        "start_line": line,
+        "end_line": line,
         "annotation_level": "failure",
-        "title": cut(printable(item.title), TITLE_CHARACTERS),
-        "message": bounded(printable(item.text), MESSAGE_CHARACTERS) or item.title,
+        "title": cut(printable(title), TITLE_CHARACTERS),
+        "message": bounded(printable(text), MESSAGE_CHARACTERS) or title,
     }

@@ -5,7 +5,7 @@ Anybody may have written the document, for example a fork. So no text in it acts
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 
 from msgspec import structs
@@ -14,7 +14,7 @@ from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import ReportedCauses, block, is_news
+from stepguard.report.verdict_text import block, is_news, reference
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -34,14 +34,8 @@ def page(
     limit_bytes: int = SUMMARY_BYTES,
     for_comment: bool = False,
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8.
-
-    The page has, in this order: the verdict, baselines that the tree changes, the problems of the
-    run, the table, a folded part for each case that has notices or is not
-    `same`, cases that were not measured, notices, and what was measured where.
-
-    A comment says who wrote the document, and folds the table. It has no next steps,
-    since its readers do not have the evidence.
+    """Return the page, with at most ``limit_bytes`` of UTF-8. A comment folds the table, and has no
+    next steps, since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
     parts = [_verdict(document)]
@@ -52,10 +46,10 @@ def page(
         parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
     else:
         parts += [rows]
-    reported = ReportedCauses()
+    shown: dict[Hashable, str] = {}
     for result in (one for one in document.worst_first if is_news(one.verdict)):
         known = structs.replace(result.text, steps=[]) if for_comment else result.text
-        parts.append(_details(known, reported.reference(result.verdict)))
+        parts.append(_details(known, reference(result.verdict, shown)))
     # The effect of each waiver is among the notices.
     parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
@@ -125,7 +119,6 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
 
 
 def _details(page: Page, reference: str) -> str:
-    """Return, folded, what pytest prints below a headline."""
     headline, *lines = block(page, reference).split("\n")
     body = "\n".join(lines)
     # This fence is longer than any in the text: a docstring in a traceback may contain one.
@@ -151,9 +144,7 @@ def _unmeasured(document: RunDocument) -> Iterator[str]:
 
 
 def _bulleted(lines: Sequence[str], title: str, is_folded: bool = False) -> list[str]:
-    """Return a title and a list of at most LISTED lines, as parts of the page; nothing without
-    lines.
-    """
+    """Return a title and a list as parts of the page; nothing without lines."""
     text = "\n".join(first([f"* {markdown(line)}" for line in lines], LISTED, "* "))
     if is_folded:
         return [_folded(title, text)] if lines else []

@@ -29,9 +29,7 @@ PLACES = 3  # of a metric that is recorded as normal, or only informs
 
 
 def figures(result: Result) -> Iterator[str]:
-    """Yield all metrics that were measured, a line each. Below a counter come its places or
-    parts.
-    """
+    """Yield all metrics that were measured. Below a counter come its places or parts."""
     values = summarise(result.evidence).values()
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):
@@ -60,9 +58,8 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return the metrics of UNWANTED that are now recorded as normal, and
-    whether ranks exchange nothing.
+    """Return "old -> new" of each metric whose level changed, at most MOVES. If nothing was
+    compared, return what of UNWANTED is now normal, and whether ranks exchange nothing.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
@@ -74,7 +71,6 @@ def moves(done: Accepted) -> list[str]:
 
 
 def _parts_of(metric: MetricVerdict) -> str:
-    """Return what moved in a metric whose sum did not: numbers, or parts."""
     if metric.metric == NUMBERS:
         return f": {note(metric)}"
     return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""

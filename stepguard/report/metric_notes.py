@@ -17,9 +17,9 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
-from stepguard.core.reason_sentences import OverSteps, SlowSteps
+from stepguard.core.profile import summed
+from stepguard.core.reason_sentences import OverSteps, SlowSteps, margins_text
 from stepguard.core.reasons import Reason
-from stepguard.core.shared_sentences import margins_text
 from stepguard.core.site import Site
 from stepguard.core.text import first, listed
 from stepguard.core.verdict import (
@@ -72,9 +72,7 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
-    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"; of kernels that use fp64
-    "triton_poi_fused_mul_1 0 -> 324 instructions".
-    """
+    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
     if metric.metric in (SETTINGS, NUMBERS):
         # What a workload has not changed is the default. An optimizer may be gone.
         lacking = "default" if metric.metric == SETTINGS else "none"
@@ -88,9 +86,7 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
 
 
 def _settings(moved: Iterable[PartMove], lacking: str) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default" for each setting. ``lacking`` stands
-    for the value of a side without it.
-    """
+    """Return "get_float32_matmul_precision high -> default" for each setting."""
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
         name, value = setting_of(part.name)
@@ -109,9 +105,7 @@ def pairs_text(measured: PairsFinding) -> str:
 
 
 def _over(measured: PairsFinding) -> str:
-    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special about the
-    pairs: disturbed ones, launches one after the other.
-    """
+    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special."""
     by, margins = measured.decision, measured.margins
     how = "" if measured.together else ", one launch after the other"
     most = f" of {measured.most} at most" if measured.most else ""
@@ -129,7 +123,6 @@ def _over(measured: PairsFinding) -> str:
 
 
 def _confirmation(how: Confirmed) -> str:
-    """Return what pairs beside the recording's commit said of an alarm."""
     outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
@@ -144,7 +137,6 @@ def _confirmation(how: Confirmed) -> str:
 
 
 def _unconfirmed(how: Confirmed) -> str:
-    """Return why an alarm is not confirmed: why there were no pairs, or what they did not show."""
     if how.why:
         return how.why.text
     return "the pairs do not decide" if how.outcome is Confirmation.UNDECIDED else ""
@@ -163,10 +155,10 @@ def operator_move(metric: MetricVerdict) -> str:
     """
     if metric.sites:
         main, names = metric.place or metric.sites[0], _names(metric.sites)
-        here: Counter[str] = Counter()
-        for site in metric.sites:
-            if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
-                here[site.what] += site.count
+        place = (main.file, main.function, main.phase)
+        here = summed(
+            (s.what, s.count) for s in metric.sites if (s.file, s.function, s.phase) == place
+        )
         count = here.pop(main.what)
         text = f"{main.count:+,d} {names[main.what]}"
         if [*here.values()] == [-count] and count > 0:
@@ -182,9 +174,7 @@ def in_function(operator: str, site: Site) -> str:
 
 
 def share_of_place(metric: MetricVerdict) -> str:
-    """Return ", 4 at": how much of a move belongs to its first place. Empty if there is no second
-    place, or if the share is not known.
-    """
+    """Return ", 4 at", the first place's share of a move; empty if it is all, or unknown."""
     places = [site for site in metric.sites if site.file]
     if len(places) < 2 or metric.metric == PEAK or METRICS[metric.metric].kind != "counter":
         return ""
@@ -224,9 +214,7 @@ def _with_count_before(metric: MetricVerdict) -> tuple[Site, ...]:
 
 
 def _names(sites: Sequence[Site]) -> dict[str, str]:
-    """Return a short name for each operator: "aten.clone" for "aten.clone.default". The overload
-    stays if two operators differ only in it.
-    """
+    """Return "aten.clone" for "aten.clone.default", unless two differ only in the overload."""
     known = {site.what for site in sites}
     alike = Counter(map(_bare, known))
     return {name: name if alike[_bare(name)] > 1 else _bare(name) for name in known}

@@ -11,9 +11,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import NoComparison, Verdict
-from stepguard.judge.pair_statistics import deciding_margins
+from stepguard.judge.pair_statistics import MIN_PAIRS, MOST_PAIRS, deciding_margins
 from stepguard.judge.rules import on_cpu
-from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import staying_undecided, suggested_sizes
 from stepguard.machine.interpreter import called
 
@@ -61,9 +60,7 @@ class Commands:
         return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
 
     def waive(self, verdict: Verdict) -> str:
-        """Return the command that waives all failing metrics at their present size. The reader adds
-        reason and days. Empty if a failing metric cannot be waived.
-        """
+        """Return the command that waives all that fails, as it is; empty if one cannot be."""
         if not suggested_sizes(verdict):
             return ""
         case = shlex.quote(verdict.case_id)
@@ -83,10 +80,7 @@ class Commands:
 def next_steps(
     verdict: Verdict, evidence_path: str, commands: Commands, commit: str = ""
 ) -> list[str]:
-    """Return what to do, the likeliest first: accept it, waive it, or look closer.
-
-    ``commit`` is what comes before the command that accepts the evidence; see commit_first().
-    """
+    """Return what to do, the likeliest first. ``commit`` comes before the command that accepts."""
     # A comparison with a revision has no baseline into which evidence could be accepted.
     if verdict.whole and verdict.reason is Reason.UNDECIDED:
         steps = [ENDED]
@@ -118,7 +112,6 @@ def commit_first(evidence: Evidence) -> str:
 
 
 def _lacks(verdict: Verdict) -> bool:
-    """Tell whether another revision could not run the case."""
     why = verdict.worst and verdict.worst.confirmed and verdict.worst.confirmed.why
     unconfirmed = isinstance(why, NoComparison) and why.reason is Reason.BASE_LACKS
     return verdict.reason is Reason.BASE_LACKS or unconfirmed
@@ -184,9 +177,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 
 def _decide_first(verdict: Verdict) -> list[str]:
-    """Return what to do about metrics that stay undecided however often this tree is measured;
-    empty if there are none. Such a run is not recorded, and no waiver passes it.
-    """
+    """Return what to do about metrics that stay undecided; empty if there are none."""
     left = staying_undecided(verdict)
     if not left:
         return []
@@ -198,9 +189,7 @@ def _decide_first(verdict: Verdict) -> list[str]:
 
 
 def _what_makes_launches_alike(*figures: object) -> list[str]:
-    """Return how to make the same steps of launches alike; empty if no launches disagree. Counts
-    may be missing for another reason.
-    """
+    """Return how to make the steps of launches alike; empty if no launches disagree."""
     known = (one.why for one in figures if isinstance(one, Unstable | Undecided))
     if not any(why.startswith(STEPS_DIFFER) for why in known):
         return []
@@ -208,7 +197,6 @@ def _what_makes_launches_alike(*figures: object) -> list[str]:
 
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
-    """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
     if pairs is None or (pairs.most and pairs.decision.pairs < MOST_PAIRS):
         few = pairs is not None and pairs.decision.pairs < MIN_PAIRS

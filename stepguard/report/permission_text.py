@@ -65,7 +65,6 @@ def _effect(
 
 
 def _uncovered(waiver: Permission, metric: MetricVerdict) -> str:
-    """Return by how much the metric is worse than waived."""
     missed = None if waiver.value is None else uncovered_count(waiver, metric)
     old, new = missed or (metric.old, metric.new)
     now = format_value(waiver.metric, new)

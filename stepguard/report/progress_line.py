@@ -66,9 +66,7 @@ class ProgressLine:
             self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """Begin a case. ``most_s`` is how long it may take, in seconds, if it is measured until it
-        is decided; else None.
-        """
+        """Begin a case. ``most_s``: how many seconds it may take, if it is limited."""
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
@@ -79,11 +77,7 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show the case's stage. A text that differs from the last one begins the next stage.
-
-        On a terminal the line shows how long a stage has lasted. A log has each stage once, and a
-        stage that goes on each LOG_S.
-        """
+        """Show the case's stage: on a terminal its time; in a log once, and each LOG_S."""
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
         if begins:
@@ -121,7 +115,6 @@ class ProgressLine:
         return f"\r{line[: max(0, width)]}{CLEAR}"
 
     def _tails(self, took_s: float) -> list[str]:
-        """Return texts about the time, the shortest last."""
         took = f"  {clock(took_s)}"
         if most := self._most(took_s):
             return [f"{took}, {most}", took]
@@ -134,9 +127,7 @@ class ProgressLine:
         return [*then, longer, took]
 
     def _most(self, took_s: float) -> str:
-        """Return "up to about 5:00" for a case that is measured until it is decided. Empty if a
-        better estimate is known and not yet exceeded.
-        """
+        """Return "up to about 5:00"; empty if a better estimate is known."""
         known_s = self._known_s(self._case)
         if self._most_s is None or known_s is not None and took_s <= known_s:
             return ""
@@ -180,11 +171,8 @@ class ProgressLine:
 def expected_s(
     case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
 ) -> float | None:
-    """Return how many seconds a case will take; None if nothing is known. ``last_s`` are the times
-    of the last run, by case id, and ``took_s`` those of this run's cases that are over.
-
-    It is the case's last time, scaled by how this run's cases compare with their own last times.
-    Without a last time it is the mean of this run's cases.
+    """Return how many seconds a case will take: its last time, scaled by how this run's cases took
+    beside their last ones; without one their mean; None if nothing is known.
     """
     if case_id in last_s:
         both = took_s.keys() & last_s.keys()

@@ -82,11 +82,9 @@ def _counters(verdict: Verdict) -> str:
 
 
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
-    """Yield the table as text, line by line. The status is None for the header.
-
-    If the table is wider than ``width`` columns, headings get two lines and columns move closer. If
-    that is not enough, the cells are placed below each other. A ``width`` of 0 is for a file or a
-    log, where a table may be wider than LOG_WIDTH.
+    """Yield the table as text, with each line's status, None for the header. What is wider than
+    ``width`` moves closer, or is placed below. 0 is for a file or a log, as wide as LOG_WIDTH or
+    more.
     """
     left = (0, len(COLUMNS) - 1)
     for heading, gap in ((COLUMNS, 2), (NARROW, 1)):
@@ -102,7 +100,6 @@ def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | 
 
 
 def _stacked(row: Row, width: int) -> Iterator[str]:
-    """Yield a row over several lines: case and verdict, then each figure with its heading."""
     case, *figures, verdict = row.cells
     yield f"{case}: {verdict}"
     shown = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
@@ -119,9 +116,8 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
 def aligned(
     rows: Sequence[Sequence[str]], left: Collection[int] = (0,), gap: int = 2
 ) -> Iterator[str]:
-    """Yield a table, its header first. The columns ``left`` are aligned to the left, others to the
-    right, with ``gap`` blanks between them. A cell without text is "-". A column without any text
-    is left out. Headings may have several lines.
+    """Yield a table, its header first, the columns ``left`` aligned to the left. A cell without
+    text is "-", and a column without any is left out.
     """
     header, *body = rows
     kept = [i for i in range(len(header)) if not body or any(row[i] for row in body)]

@@ -40,9 +40,7 @@ class ShownRun:
 
 
 def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, each line with its colour. Table and headlines fit into ``width``; 0 is
-    any width.
-    """
+    """Yield the summary, each line with its colour. A ``width`` of 0 is any width."""
     verdicts = [result.verdict for result in run.results]
     yield from ((text, {"yellow": True}) for text in run.first)
     if verdicts:
@@ -94,14 +92,12 @@ def narrowed(headline: str, case_id: str, width: int) -> str:
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
-    """Yield a line for each problem, with the cases that have it."""
     for text, alike in grouped(problems, lambda problem: problem.text).items():
         shown = listed([problem.case for problem in alike], 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 
 def _beside(result: Result) -> Iterator[str]:
-    """Yield what a reader should see beside the table."""
     case_id, verdict = result.case.id, result.verdict
     # Allowed syncs are shown in every run, with their reasons.
     for name, sites in result.evidence.counted.sites.items():
@@ -128,9 +124,7 @@ def _same_times(verdict: Verdict) -> Iterator[str]:
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:
-    """Yield the new places of counters whose numbers are equal: one call replaced another. Counters
-    with the same places share a line.
-    """
+    """Yield the new places of counters whose numbers are equal: one call replaced another."""
     equal = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
     new = [(site.location(), metric.metric) for metric in equal for site in metric.sites]
     names = {
@@ -160,9 +154,7 @@ def _may_judge_times(result: Result) -> bool:
 
 
 def scaling_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a line for each case of several GPUs that the run also measured on one: how many tokens
-    a second each rank trains, in percent of what the one rank trains.
-    """
+    """Yield how many tokens a second each rank trains, in percent of a single GPU's."""
     for result in results:
         case = result.case
         if case.world_size == 1 or not is_gpu(case.device):  # ranks of a CPU share its cores

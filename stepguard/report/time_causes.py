@@ -60,16 +60,12 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches as before; spills 0 -> 96 B"; empty for a
-    part of the step.
-    """
+    """Return "12 launches as before; spills 0 -> 96 B"; empty for a part of the step."""
     return "; ".join(filter(None, (_word(cause, 1), machine_code(cause))))
 
 
 def machine_code(cause: Cause) -> str:
-    """Return the figures in which the machine code of two kernels differs, "spills 0 -> 96 B"; ""
-    if it is not known that there are any.
-    """
+    """Return how the machine code of two kernels differs, "spills 0 -> 96 B"; else ""."""
     return ", ".join(_machine_code(cause))
 
 
@@ -182,9 +178,7 @@ _NO_WORK = (Kind.CLOCK, Kind.OVERLAP)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
-    """Return what explains the time that decided a verdict, or that is beside memory that decided
-    it and has no line; None if unknown.
-    """
+    """Return what explains the time that decided, or that is beside memory; None if unknown."""
     time = verdict.worst
     if time and time.metric in _MEMORY and time.place is None:
         times = (metric for metric in verdict.metrics if metric.metric == JUDGED_TIME)
@@ -234,10 +228,8 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 
 def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
-    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" with its
-    ranks, and the line, if known. Names come last, since they may be long. If the line is unknown,
-    it is that of operators that the step calls more often. Times are of a step, over all launches,
-    as a mean over ranks.
+    """Return "6.5 -> 10.1 ms (+3.6), forward model/gpt.py:72: triton_poi_fused_gelu_5" and the
+    line; if that is unknown, that of operators that the step calls more often.
     """
     site = site_of(cause, verdict)
     where = _where(cause), on_ranks(_ranks(site, verdict))
@@ -260,9 +252,7 @@ def _operators(verdict: Verdict) -> MetricVerdict | None:
 
 
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
-    """Return the ranks that call the operators at a site more or less often, or else the one rank
-    that got slower; empty if all ranks did.
-    """
+    """Return the ranks that call a site's operators more or less, or the one that got slower."""
     operators = _operators(verdict)
     if site and operators and operators.ranks:
         return operators.ranks
@@ -283,9 +273,7 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase and the place. The place is left out if it is an operator that the kernel's
-    name already tells.
-    """
+    """Return phase and place, without an operator that the kernel's name tells."""
     is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
     place = cause.place if is_needed else ""
     return ", ".join(filter(None, (cause.phase, place)))
@@ -298,9 +286,7 @@ def _figures(before: Side, after: Side) -> str:
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each. If all is `same`, yield only the
-    kernels that have other machine code.
-    """
+    """Yield the first causes and the straggler; if all is `same`, other machine code alone."""
     explanation = verdict.explanation
     if other := explanation and explanation.other_machine_code:
         changed = [f"{named(cause)}, {machine_code(cause)}" for cause in other]

@@ -22,10 +22,9 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
-from stepguard.core.reason_sentences import Failed, OverSteps, Unstable
+from stepguard.core.reason_sentences import TREE_CHANGED, Failed, OverSteps, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Page
-from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable
@@ -71,7 +70,6 @@ def headline(verdict: Verdict) -> str:
 
 
 def _first_line(verdict: Verdict) -> tuple[str, Site | None]:
-    """Return the headline, and the line of code that it is about, if known."""
     cause, place = _cause(verdict)
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
@@ -135,9 +133,7 @@ def _what_moved(metric: MetricVerdict) -> str:
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
-    """Return the operators that moved in the same direction as a count of what a device does; None
-    if the count has its own place.
-    """
+    """Return the operators that moved as a device's count did; None if it has a place."""
     if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
         return None
     rises = (worst.new or 0) > worst.old
@@ -146,9 +142,7 @@ def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None
 
 
 def _short(name: str, value: float) -> str:
-    """Format a value in few characters for the headline: 2.62 G. The lines below have it in
-    full.
-    """
+    """Format a value in few characters for the headline: 2.62 G."""
     if METRICS[name].unit == "B" or abs(value) < 1e6:
         return format_value(name, value)
     scales = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -163,10 +157,7 @@ def _percent(metric: MetricVerdict, digits: int = 1) -> str:
 
 
 def change(metric: MetricVerdict, digits: int = 2) -> str:
-    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
-
-    ``digits`` are those of the percentages. A move that is too small for them is given in units.
-    """
+    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)"."""
     name, unit = metric.metric, METRICS[metric.metric].unit
     if metric.old is None or metric.new is None:
         return f"{name} {format_value(name, metric.new)}"
@@ -188,9 +179,7 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
-    """Return what the verdict is based on, in lines of any width. A cause comes before its effects,
-    such as a waiver that does not apply.
-    """
+    """Return what the verdict is based on, in lines of any width, causes first."""
     lines, moved = [], _moved(verdict)
     if verdict.libraries and verdict.against:
         lines.append(f"  between the environments: {verdict.libraries}")
@@ -209,9 +198,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
 
 
 def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
-    """Return lines on a metric that moved: its figures, its places, its parts, and its noise. What
-    the lines of the metric ``above`` say is not repeated.
-    """
+    """Return a metric's figures, places, parts and noise, but for what ``above`` says."""
     row = METRICS[metric.metric]
     line = f"  {metric.metric} [{row.unit}]: {change(metric)[len(metric.metric) + 1 :]}"
     line += f": {metric.status.value}"
@@ -236,9 +223,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
 
 
 def detail(verdict: Verdict) -> str:
-    """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
-    to the user's frames; the evidence has all of them.
-    """
+    """Return the user's frames of a traceback, last output, or where a count is unstable."""
     if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
         return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
     if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says all
@@ -249,9 +234,7 @@ def detail(verdict: Verdict) -> str:
 
 
 def users_frames(traceback: str) -> str:
-    """Return a traceback without the engine's frames, from the factory inwards. Empty if it only
-    has frames of the engine.
-    """
+    """Return a traceback from the factory inwards; empty if it only has engine frames."""
     kept, dropped = _OURS.subn("", traceback)
     # Without a user's frame only the exception would be left, which the message already has.
     return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
@@ -301,17 +284,13 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
 
 
 def result_page(result: Result, commands: Commands) -> Page:
-    """Return the page of what a run just measured. Paths are relative to the folder of
-    ``commands``.
-    """
+    """Return the page of what a run just measured, with relative paths."""
     path, first = commands.relative(result.evidence_path), commit_first(result.evidence)
     return page_of(result.verdict, next_steps(result.verdict, path, commands, first))
 
 
 def block(page: Page, reference: str = "") -> str:
-    """Return a page as pytest prints it under FAILURES or ERRORS. If another block already shows
-    the cause, the line ``reference`` stands in for it.
-    """
+    """Return a page as pytest prints it. ``reference`` stands in for a cause shown before."""
     head, text, steps = page.headline, page.message, [f"  {step}" for step in page.steps]
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
@@ -325,21 +304,11 @@ def is_news(verdict: Verdict) -> bool:
     return not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice)
 
 
-class ReportedCauses:
-    """The causes that a report has shown so far, each with its first case."""
-
-    def __init__(self) -> None:
-        self._first: dict[Hashable, str] = {}
-
-    def reference(self, verdict: Verdict) -> str:
-        """Return a line that refers to the case that was reported with the same cause. Empty if
-        this case is the first, even if it is reported twice.
-        """
-        cause = _shared_cause(verdict)
-        first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id
-        if first == verdict.case_id:
-            return ""
-        return f"the same cause as in {first}, above"
+def reference(verdict: Verdict, shown: dict[Hashable, str]) -> str:
+    """Return a line on the first case that ``shown`` has with the same cause; "" for itself."""
+    cause = _shared_cause(verdict)
+    first = shown.setdefault(cause, verdict.case_id) if cause else verdict.case_id
+    return f"the same cause as in {first}, above" if first != verdict.case_id else ""
 
 
 def _shared_cause(verdict: Verdict) -> Hashable:

@@ -1,8 +1,8 @@
-"""Accept evidence: make it a recording in a baseline file, or refuse it.
-
-stepguard/judge/refuse_recording.py says what must never be recorded.
+"""Accept evidence: make it a recording in a baseline file, or refuse it. A level that was measured
+wrongly makes every later verdict wrong.
 """
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,28 +12,33 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, UNWANTED, format_value
 from stepguard.core.question import Question
-from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.reason_sentences import uncommitted
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import (
+    KEPT_RECORDINGS,
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    Recording,
+    on_same_steps,
+)
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import Joins, MetricVerdict, Verdict
+from stepguard.judge.compare_metric import DIFFERENCE_LIMIT_PCT, OTHER_CARD_PCT
 from stepguard.judge.judge_recordings import alike
-from stepguard.judge.limits import OTHER_CARD_PCT
-from stepguard.judge.refuse_recording import too_few_launches, unfit_to_record
 from stepguard.judge.rule_book import judge
-from stepguard.judge.summarise_evidence import stored
+from stepguard.judge.soundness import measurement_problem
+from stepguard.judge.summarise_evidence import paired, stored
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.baseline_files import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
-
-
-class Declined(FileError):
-    """Evidence that must not become a recording."""
 
 
 class Action(Enum):
@@ -63,11 +68,9 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Declined, with the reason, if it must not be
-    one.
-    """
+    """Return the evidence as a recording. Raises FileError if it must not be one."""
     if problem := unfit_to_record(evidence):
-        raise Declined(f"{evidence.case_id}: not recorded, {problem}")
+        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
 
 
@@ -90,7 +93,7 @@ def accept(
 
     ``where`` is the option for the folder of baselines, for the command in
     an error. ``verdict`` is the run's, which may be by pairs; None: recordings alone judge.
-    Raises Declined or FileError; the file is then unchanged.
+    Raises FileError; the file is then unchanged.
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
@@ -115,7 +118,6 @@ def accept(
 
 
 def _is_same_by_one_launch(path: Path, evidence: Evidence) -> bool:
-    """Tell whether evidence is `same` and could be a recording if it had more launches."""
     few = too_few_launches(evidence)
     if not few or unfit_to_record(evidence) != few:
         return False
@@ -133,18 +135,14 @@ def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
 
 
 def _has(entry: Entry | None, recording: Recording) -> bool:
-    """Tell whether a case has this recording. Accepted twice, one run would count as two recordings
-    that agree perfectly.
-    """
+    """Tell whether a case has this recording: twice, it would agree with itself."""
     known = (one for epoch in entry.epochs for one in epoch.recordings) if entry else ()
     one = (recording.date, recording.commit, recording.device_uuid)
     return one in ((other.date, other.commit, other.device_uuid) for other in known)
 
 
 def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
-    """Return the metric. If nothing was compared with it, it gets its recorded places, without the
-    allowed ones.
-    """
+    """Return the metric; with its recorded places if nothing was compared with it."""
     if metric.old is not None:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
@@ -152,7 +150,6 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
-    """Return a file's content, or that of a new one. Raises FileError."""
     content = load_for(path, machine)
     if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
         raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
@@ -160,9 +157,7 @@ def _content(path: Path, machine: str) -> BaselineFile:
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
-    """Return what a strict run expects of the case: its gates, its margins, and whether it must be
-    measured.
-    """
+    """Return what a strict run expects of the case: gates, margins, whether it must run."""
     entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
     fewer = not entry.required_gates <= set(evidence.gates)
     usual = margins_of(evidence.margins_pct, evidence.case["device"]) == entry.margins
@@ -208,7 +203,7 @@ def _place(
             f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
-        raise Declined(f"{why}; a new level needs a reason: {command}")
+        raise FileError(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
     past = Epoch(reason=last.reason, recordings=[_without_detail(r) for r in last.recordings])
     epochs = [*entry.epochs[:-1], past, Epoch(reason=reason, recordings=[recording])]
@@ -216,35 +211,29 @@ def _place(
 
 
 def _carried(beside: Evidence, entry: Entry) -> str:
-    """Return how pairs carry a level over to other software. Raises Declined if the pairs' other
+    """Return how pairs carry a level over to other software. Raises FileError if the pairs' other
     side is not of the level: other software recorded it, or the tree moved since.
     """
     assert beside.fingerprint is not None  # it was measured
     verdict = judge(Question(beside, entry))
     if verdict.joins is not Joins.ITSELF:
         why = f"under the other interpreter it is no recording of the level, {_moved(verdict)}"
-        raise Declined(f"{beside.case_id}: {why}; name the one that recorded it")
+        raise FileError(f"{beside.case_id}: {why}; name the one that recorded it")
     return f"carried over from torch {beside.fingerprint.torch} by pairs"
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
-    """Tell whether the run only adds metrics: no other metric moved, and no recording of the epoch
-    has the new ones. All recordings are checked, since the newest may lack a metric that an older
-    one has at another value.
-    """
+    """Tell whether no other metric moved, and no recording of the epoch has the new ones."""
     new = {m.status for m in verdict.moved} == {Status.NO_BASELINE}
     return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
 
 
 def _recorded(epoch: Epoch) -> set[str]:
-    """Return the metrics that a recording of the epoch has."""
     return {name for recording in epoch.recordings for name in recording.values()}
 
 
 def _moved(verdict: Verdict) -> str:
-    """Return, in figures, what makes the evidence another level. ``verdict`` is _verdict()'s, which
-    may differ from the run's own.
-    """
+    """Return, in figures, what makes the evidence another level."""
     worst = verdict.worst
     if verdict.whole or worst is None:
         return verdict.message
@@ -257,10 +246,7 @@ def _moved(verdict: Verdict) -> str:
 
 
 def _kept(older: list[Recording]) -> list[Recording]:
-    """Return the recordings that stay when one is appended, oldest first.
-
-    The first one of each software stays, since alarms are answered beside its commit.
-    """
+    """Return the recordings that stay, oldest first, with the first of each software."""
     software = [recording.software for recording in older]
     first = {software.index(name) for name in software}
     others = [number for number in range(len(older)) if number not in first]
@@ -301,3 +287,73 @@ def _without_detail(recording: Recording) -> Recording:
     """Return the recording without the fields that are only read of the newest recording."""
     unset = dict.fromkeys(("operators", "callers", "profile", "numbers"), msgspec.UNSET)
     return msgspec.structs.replace(recording, detail={}, sites={}, **unset)
+
+
+_OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
+MIN_TIMED_LAUNCHES = 2  # for a time on a GPU: one launch does not show how launches differ
+
+
+def unfit_to_record(evidence: Evidence) -> str:
+    """Return why this evidence must not be recorded, whatever the baseline holds; else empty."""
+    problem = measurement_problem(evidence)
+    if problem is not None:
+        return f"{problem.status.value}: {problem.figures.sentence}"
+    # The command run gives all runs of a factory one id, whatever their parameters. No test
+    # measures a row of a sweep.
+    if _OF_A_COMMAND.fullmatch(evidence.case_id):
+        return "it is no case of the suite: run and sweep- are names that the commands give"
+    # To confirm an alarm the recording's commit is measured. So the commit must exist, and it must
+    # have the code that was measured.
+    if not evidence.commit:
+        return (
+            "its commit is not known: the tree was no git repository, or it had no commit yet, or "
+            "git was not on PATH; commit, then measure again"
+        )
+    differs = uncommitted(evidence.dirty)
+    if evidence.tree_changed:  # an editor changed it, or the script itself, which writes files
+        mended = f"{differs}, then measure again" if differs else "measure again"
+        return f"{Reason.TREE_CHANGED.phrase}; {mended}"
+    if differs:
+        return f"measured on a tree with {differs}, then measure again"
+    if wrong := evidence.counted.numbers and evidence.counted.numbers.first_not_finite:
+        return f"{wrong} is not finite: what is recorded must train"
+    # These come last, since they need sound blocks, launches and differences.
+    return _disturbed(evidence) or too_few_launches(evidence) or _vague(evidence)
+
+
+def _disturbed(evidence: Evidence) -> str:
+    """Refuse the run if a block that counts was disturbed, or at least half of all blocks."""
+    kept = [block for launch in evidence.launches for block in launch.blocks]
+    if spoilt := [block.disturbance for block in kept if block.disturbance]:
+        return f"a block that counts was disturbed ({spoilt[0].text}); measure again"
+    lost = evidence.disturbances
+    if lost and len(lost) >= len(kept):
+        return (
+            f"{len(lost)} blocks were disturbed ({lost[-1]}) and {len(kept)} were not; "
+            "see what the command doctor says, then measure again"
+        )
+    return ""
+
+
+def too_few_launches(evidence: Evidence) -> str:
+    """Return why the launches are too few for a level; empty if they are enough."""
+    timed = evidence.on_gpu and JUDGED_TIME in evidence.gates
+    count = len(evidence.launches)
+    if timed and count < MIN_TIMED_LAUNCHES:
+        return (
+            f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}: one was enough to judge the case; "
+            "measure again with --perf-update, which measures all launches"
+        )
+    return ""
+
+
+def _vague(evidence: Evidence) -> str:
+    for difference in evidence.differences:
+        half = paired(difference.pairs_ms)[1].half_width
+        # Written this way so that NaN is refused, too.
+        if not half <= DIFFERENCE_LIMIT_PCT:
+            return (
+                f"{difference.name} is known to +- {half:.2f} % of a step only, its limit is "
+                f"{DIFFERENCE_LIMIT_PCT} %; measure again"
+            )
+    return ""

@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import METRICS
-from stepguard.core.recording import Recording
-from stepguard.judge.recorded_profile import restored
+from stepguard.core.recording import SCHEMA, BaselineFile, Entry, Recording
+from stepguard.judge.compare_profiles import restored
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
@@ -28,10 +27,7 @@ _KINDS |= {"differences_pct": "difference"}
 
 
 def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
-    """Return the name of the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
-
-    ``world_size`` is the number of ranks on all ``nodes`` together.
-    """
+    """Return a machine's file name: "h100-80gb-hbm3x1.json", "cpu.json", by the ranks of a node."""
     over = f"-{nodes}-nodes" if nodes > 1 else ""
     if not is_gpu(device):
         return f"cpu{over}.json"
@@ -60,9 +56,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
-    """Return what is recorded in a folder, by machine and case. Raises FileError if a file cannot
-    be trusted.
-    """
+    """Return what is recorded in a folder, by machine and case. Raises FileError."""
     by_machine: dict[str, dict[str, Entry]] = {}
     for path in files(folder):
         if content := load(path):
@@ -71,18 +65,13 @@ def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases of a file's content that belong into a file of its name. So a copy under
-    another name judges nothing.
-    """
+    """Return the cases that belong into a file of that name: a copy judges nothing."""
     cases, machine = content.cases.items(), content.machine
     return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:
-    """Return the file's content; None if there is no file.
-
-    Raises FileError if it is not exactly a baseline file.
-    """
+    """Return the file's content, or None. Raises FileError if it is no baseline file."""
     return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
 
 
@@ -94,9 +83,7 @@ def machine_of(evidence: Evidence) -> str:
 
 
 def load_for(path: Path, machine: str) -> BaselineFile | None:
-    """Return the file's content; None if there is no file. Raises FileError as load() does, and for
-    the file of another machine: nothing may be compared with it or recorded in it.
-    """
+    """Return the file's content, or None. Raises FileError, also for another machine's."""
     content = load(path)
     if content is not None and content.machine != machine:
         other = f"holds figures of {content.machine!r}, not of {machine!r}"
@@ -105,7 +92,6 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
 
 
 def _problems(content: BaselineFile) -> Iterator[str]:
-    """Yield what is wrong with a file whose fields all have their types."""
     for case_id, entry in content.cases.items():
         yield from (f"{case_id}: {problem}" for problem in _problems_of_entry(entry))
 

@@ -32,9 +32,7 @@ def user_cache() -> Path:
 
 
 def cache_of(folder: Path) -> Path:
-    """Return the folder of a checkout's compile caches. It is inside ``folder`` if a compiler
-    accepts that path, else in the user's cache, named by a digest of the path.
-    """
+    """Return a checkout's compile caches: in ``folder``, if compilers accept its path."""
     inside = folder.absolute() / "cache"
     # The path is not quoted in the compiler's command line: a blank, for example, would split it.
     if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
@@ -43,9 +41,7 @@ def cache_of(folder: Path) -> Path:
 
 
 class Mark:
-    """The mark of a launch in a compile cache: its processes may write there. A cache that cannot
-    be written needs none.
-    """
+    """The mark of a launch whose processes may write into a compile cache."""
 
     def __init__(self, cache: Path, token: str) -> None:
         self._cache, self._path = cache, cache / _MARKS / token
@@ -91,15 +87,12 @@ def _remove_unfinished(cache: Path, marks: Iterable[Path]) -> None:
 
 
 def _parts(cache: Path) -> list[Path]:
-    """Return the folders that compilers wrote."""
     own = (_MARKS, _ASIDE)
     return [path for path in cache.iterdir() if path.is_dir() and path.name not in own]
 
 
 class CompileCache:
-    """The compile cache of one run, in ``folder``: the first one, from the checkout's on, that no
-    other run uses.
-    """
+    """The compile cache of one run: the first, from ``folder`` on, that is free."""
 
     def __init__(self, checkouts: Path) -> None:
         self.folder, self._lock = checkouts, -1
@@ -148,9 +141,7 @@ class CompileCache:
 
 
 def _first_free(checkouts: Path) -> tuple[Path, int]:
-    """Return the first cache that no other run uses, and the descriptor that locks it until this
-    process ends.
-    """
+    """Return the first cache that no other run uses, and the descriptor that locks it."""
     number = 1
     while True:
         # Checkouts may share a cache by a link.

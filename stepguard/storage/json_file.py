@@ -73,7 +73,6 @@ def _parsed(
     schema: int,
     check: Check[Content] | None,
 ) -> Content:
-    """Return what the bytes of a file contain. Raises ValueError."""
     text = data.decode("utf-8")
     # Checked before the JSON is parsed, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
@@ -81,11 +80,7 @@ def _parsed(
 
 
 def contents(path: Path, remedy: str = "") -> bytes | None:
-    """Return the bytes of a file of moderate size; None if there is no file.
-
-    Raises FileError, with the ``remedy`` (restore() without one), if the file cannot be read. Also
-    raises it for anything but a plain file, even behind a link: a device or a pipe might never end.
-    """
+    """Return a file's bytes, or None. Raises FileError for no plain file: a pipe may not end."""
     try:
         # Checked before opening: some devices do something when they are opened.
         _refuse_other_than_file(os.stat(path))
@@ -164,11 +159,7 @@ def one_at_a_time(
 def save(
     path: Path, content: Content, schema: int, remedy: str, check: Check[Content] | None = None
 ) -> None:
-    """Write a file with sorted keys that read() accepts.
-
-    Raises FileError, and leaves the old file, if read() would refuse the content, or if the folder
-    cannot be written. The error ends with the ``remedy``.
-    """
+    """Write a file with sorted keys. Raises FileError, and leaves the old file, if that fails."""
     try:
         data = f"{layout(msgspec.to_builtins(content))}\n".encode()
         # Types and ranges are checked when a document is read, not when a Struct is made.
@@ -218,11 +209,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def layout(value: Any, depth: int = 0) -> str:
-    """Return JSON with sorted keys. What fits on a line is on one line, so that a diff shows whole
-    facts.
-
-    Raises ValueError for a number that is not finite.
-    """
+    """Return JSON with sorted keys, a fact on one line if it fits, for a short diff."""
     parts = bool(value) and isinstance(value, dict | list)
     # The outer levels always have lines of their own: a small file on one line would conflict at
     # every merge.

@@ -52,10 +52,7 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS.
-
-        Raises FileError if the folder cannot be made.
-        """
+        """Make a folder for a new run, and remove the oldest beyond KEPT_RUNS. Raises FileError."""
         # Names sort by time; the process id separates two runs that begin together.
         fresh = self.runs / f"{self._stamp()}-{os.getpid()}"
         try:
@@ -82,21 +79,14 @@ class Store:
         return now.strftime(STAMP)
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
-        """Write a case's evidence into its run, whole or not at all.
-
-        Raises FileError, with the measured values, if it cannot be written.
-        """
+        """Write a case's evidence into its run. Raises FileError, with the measured values."""
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
     def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write a comparison of two trees into the folder of the case's evidence, as keep() does.
-
-        It cannot be accepted: the launches of pairs differ from those of a usual run.
-        """
+        """Write a comparison, which cannot be accepted: its launches differ."""
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
     def _runs(self) -> list[Path]:
-        """Return the folders of all runs, oldest first."""
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
@@ -115,10 +105,7 @@ class Store:
         return newest
 
     def last_run(self) -> list[Path]:
-        """Return the evidence files of the newest run that left evidence or comparisons; empty if
-        it left only comparisons. A run that was interrupted early, or that records a trace, left
-        neither.
-        """
+        """Return the evidence files of the newest run that left evidence or comparisons."""
         return evidence_files(self.last_folder())
 
     def is_newest(self, path: Path) -> bool:
@@ -126,9 +113,7 @@ class Store:
         return path.parent.parent in self._runs()[-1:]
 
     def last_folder(self) -> Path:
-        """Return the folder of the newest run that left evidence or comparisons; without any the
-        folder of all runs.
-        """
+        """Return the folder of the newest run that left something, or that of all runs."""
         for run in reversed(self._runs()):
             if {EVIDENCE, COMPARISON} & {path.name for path in run.glob("*/*")}:
                 return run
@@ -158,7 +143,6 @@ class Store:
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
-    """Return how long a case took, in seconds; None if the run does not show it."""
     try:
         if pairs:
             both = read_comparison(folder / COMPARISON)
@@ -180,9 +164,7 @@ def evidence_files(run: Path) -> list[Path]:
 
 
 def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
-    """Return the evidence below a folder, and the comparisons that have none beside them: those of
-    runs that judged beside another revision. A single file may have any name.
-    """
+    """Return the evidence below a folder, and the comparisons that have none beside them."""
     if not source.is_dir():
         return ([], [source]) if _is_comparison(source) else ([source], [])
     kept = sorted(file for file in source.rglob("*.json") if file.name in (EVIDENCE, COMPARISON))
@@ -200,7 +182,6 @@ def _is_comparison(path: Path) -> bool:
 
 
 def _pairs_alone(folder: Path) -> Iterator[Comparison]:
-    """Yield the comparisons below a folder that have no evidence beside them and can be read."""
     for path in kept_files(folder)[1]:
         with contextlib.suppress(FileError):
             yield read_comparison(path)
@@ -217,20 +198,13 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def pairs_beside(evidence: Path) -> Comparison | None:
-    """Return the pairs that were kept beside a case's evidence; None if there are none.
-
-    Raises FileError if the file cannot be read.
-    """
+    """Return the pairs that were kept beside a case's evidence, or None. Raises FileError."""
     beside = evidence.with_name(COMPARISON)
     return read_comparison(beside) if beside.is_file() else None
 
 
 def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
-    """Return the newest evidence of a case below a folder, and the pairs beside it. If another
-    revision judged, there are only pairs.
-
-    Raises FileError if there is neither, or a file cannot be read.
-    """
+    """Return a case's newest evidence below a folder, with its pairs if any, or FileError."""
     seen = set[str]()
     # Names of runs sort by time.
     for folder in sorted((path.parent for path in chain(*kept_files(source))), reverse=True):

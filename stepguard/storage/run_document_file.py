@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.device import GPU
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import Said
+from stepguard.core.recording import BaselineFile
 from stepguard.core.run_document import PAGE_MARK, SCHEMA, SUFFIXES, RunDocument
 from stepguard.core.text import listed
 from stepguard.machine.git.revision import is_tracked
@@ -56,10 +56,7 @@ def put(path: Path, text: str) -> str:
 
 
 def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
-    """Return why a document may not replace the file at a path; empty if it may. It may replace an
-    empty file and an earlier document. It may not replace a device such as /dev/null, a link, or
-    any other file.
-    """
+    """Return why a document may not replace a file; "" for an empty one or a document."""
     if not os.path.lexists(path):
         return ""
     if not path.is_file() or path.is_symlink():
@@ -131,10 +128,7 @@ def unwritable(path: Path, kind: FileKind = DOCUMENT) -> str:
 
 
 def load_document(path: Path) -> RunDocument:
-    """Return the document of a run.
-
-    Raises FileError if there is none, or if it is not exactly such a document.
-    """
+    """Return the document of a run. Raises FileError if it is not exactly such a document."""
     measure = as_typed("pytest perf_tests --perf-json=PATH")
     remedy = f"make it anew: {measure}"
     command = "pytest perf_tests --perf-json=PATH"
@@ -145,7 +139,6 @@ def load_document(path: Path) -> RunDocument:
 
 
 def _problems(document: RunDocument) -> Iterator[str]:
-    """Yield what is wrong with a document whose fields all have their types."""
     yield from (
         f"{case_id!r} has two results" for case_id in _twice(r.case for r in document.results)
     )

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.permission import Permission
-from stepguard.core.recording import Count, Text
+from stepguard.core.recording import BaselineFile, Count, Text
 from stepguard.core.text import meant
 from stepguard.judge.waiver_rules import MAX_PCT, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
@@ -49,10 +48,8 @@ def today() -> date:
 
 
 def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
-    """Return the waivers of a folder of baselines; empty if there is no file.
-
-    Raises FileError, which names the place, if the file is not exactly a waiver file, or if a
-    waiver lasts too long, has no limit, or is there twice. Cases are not looked up: see unknown().
+    """Return the waivers of a folder of baselines; empty if there is no file. Raises FileError for
+    a wrong one, except for its case: see unknown().
     """
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
@@ -73,9 +70,7 @@ def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
 def declared(
     own: Sequence[Permission], base: Sequence[Permission], commit: str
 ) -> tuple[Permission, ...]:
-    """Return the waivers that a change of this ``commit`` adds or edits, then those of its base.
-    An edited one replaces the base's.
-    """
+    """Return the waivers that a change adds or edits, then those of its base."""
     added = [msgspec.structs.replace(waiver, commit=commit) for waiver in own if waiver not in base]
     edited = {_key(waiver) for waiver in added}
     return (*added, *(waiver for waiver in base if _key(waiver) not in edited))
@@ -86,9 +81,7 @@ def _key(waiver: Permission) -> tuple[str, str]:
 
 
 def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
-    """Return the cases of waivers that neither a baseline has nor ``known`` contains: typing
-    errors.
-    """
+    """Return the cases of waivers that nothing knows: typing errors."""
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
@@ -103,11 +96,7 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
-    ``metric`` is empty. The file stays, even without waivers.
-
-    Raises FileError if there is no such waiver, or if load_waivers() refuses the file.
-    """
+    """Remove the case's waiver of a metric, or all ("" is any). Raises FileError without one."""
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
     kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
     if len(kept) == len(waivers):
@@ -119,11 +108,8 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 
 @one_at_a_time
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
-    """Write the waiver into the folder's file. It replaces an older one of the same metric.
-
-    Raises BadWaiver if the waiver breaks a rule, or is of a case that is neither in a baseline nor
-    in ``known``. Raises FileError if load_waivers() refuses the file. After an error the file is
-    unchanged.
+    """Write the waiver into the folder's file, in place of one of the same metric. Raises BadWaiver
+    if it breaks a rule or has no such case, FileError if load_waivers() does.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)

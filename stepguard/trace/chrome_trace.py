@@ -14,6 +14,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Annotated, Any, cast
 
@@ -37,11 +38,10 @@ from stepguard.trace.columns import (
     Differentiated,
     GpuRecords,
     Host,
-    LaunchShape,
     Machine,
     Message,
-    Numbers,
     Trace,
+    numbers,
 )
 
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
@@ -58,33 +58,24 @@ _TRITON = "triton_"
 Shape = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of an operator, as JSON, as the file has them."""
-
-    operator: str
-    dims: bytes
-    types: bytes
-    values: bytes
-
-
 def is_known(operator: str) -> bool:
     """Return whether the work of an operator is known."""
     return operator in _PRODUCTS or operator in _ATTENTION or operator.startswith(_TRITON)
 
 
-def work_of(inputs: Inputs) -> Work:
-    """Return the work of one call; none if shapes and types are not as expected."""
+@lru_cache(maxsize=1 << 12)  # a model has a few hundred kinds of operands
+def work_of(operator: str, dims_json: bytes, types_json: bytes, values_json: bytes) -> Work:
+    """Return the work of one call, by its inputs; none if they are not as expected."""
     try:
-        dims = msgspec.json.decode(inputs.dims)
-        types = msgspec.json.decode(inputs.types, type=list[str])
-        values = msgspec.json.decode(inputs.values or b"[]", type=list[str])
-        if inputs.operator in _PRODUCTS:
-            at = _PRODUCTS[inputs.operator]
+        dims = msgspec.json.decode(dims_json)
+        types = msgspec.json.decode(types_json, type=list[str])
+        values = msgspec.json.decode(values_json or b"[]", type=list[str])
+        if operator in _PRODUCTS:
+            at = _PRODUCTS[operator]
             return _product(_shape(dims[at]), _shape(dims[at + 1]), types[at])
-        if inputs.operator.startswith(_TRITON):
+        if operator.startswith(_TRITON):
             return Work(bytes=_bytes([_shape(dim) for dim in dims], types))
-        first, causal, tokens = _ATTENTION[inputs.operator]
+        first, causal, tokens = _ATTENTION[operator]
         query, key = (_shape(dim) for dim in dims[first : first + 2])
         products = 5 if first else 2  # the first input of the backward pass is the gradient
         return _attention(query, key, tokens, products, types[first], values[causal] == "True")
@@ -281,9 +272,7 @@ _decode = msgspec.json.Decoder(_File).decode
 
 @dataclass(frozen=True)
 class Decoded:
-    """The events of a file, decoded once for a step's counts, identity and profile. They take 1 KB
-    each, while columns take 60 to 100 bytes an event.
-    """
+    """The events of a file, decoded once. They take 1 KB each, columns 60 to 100 bytes."""
 
     used: list[DetailedEvent]  # by columns or by counts
     head: dict[str, object]
@@ -299,11 +288,7 @@ class Decoded:
 
 
 def decode_all(text: bytes) -> Decoded:
-    """Return the events of a trace that this process made, as far as columns or counts use them.
-
-    Raises CutOffError if the text ends too early; TraceError if it is no trace, or if an event has
-    no begin or no length.
-    """
+    """Return the events of a trace that this process made. Raises TraceError."""
     file = _decoded(text)
     events = [event for event in file.traceEvents if event.ph == "X" or _begins_arrow(event)]
     for event in events:
@@ -332,10 +317,7 @@ def _begins_arrow(event: Event) -> bool:
 
 
 def in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
-    """Return the columns of a file's events, which come in parts. ``head`` has its other fields
-    once the last part was read. Raises TraceError if an event has no begin or a negative length, or
-    if nothing in the file is of torch.profiler.
-    """
+    """Return the columns of a file's events; ``head`` is whole after the last part."""
     columns = _Columns()
     try:
         for events in parts:
@@ -349,13 +331,12 @@ class _Columns:
     """Builds the columns, whole lists at a time: a loop over events takes three times as long."""
 
     def __init__(self) -> None:
-        self._names, self._threads, self._shapes = Numbers(), Numbers(), Numbers()
+        self._names, self._threads, self._shapes = numbers(), numbers(), numbers()
         self._messages: dict[int, Message] = {}
         self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]
         self._gpu = [array(code) for code in "biddiiqqi"]
         self._work: dict[int, Work] = {}
-        self._known: dict[Inputs, Work] = {}
         self._allocations: list[tuple[Any, ...]] = []
         self._arrows: list[tuple[float, int]] = []
 
@@ -414,9 +395,7 @@ class _Columns:
                 or not is_known(name := str(row.name))
             ):
                 continue
-            inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
-            if (work := self._known.get(inputs)) is None:
-                work = self._known[inputs] = work_of(inputs)
+            work = work_of(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
             external = _number(args.external)
             if (work.flops or work.bytes) and external != NONE:
                 self._work[external] = work
@@ -438,9 +417,7 @@ class _Columns:
         _extend(self._gpu, columns)
 
     def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
-        """Return the columns of name, begin and length. Raises TraceError if an event has none, or
-        one that no clock shows.
-        """
+        """Return the columns of name, begin and length. Raises TraceError for a wrong one."""
         names = self._names
         begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
         known = [ts for ts in begins if ts is not None]
@@ -453,9 +430,7 @@ class _Columns:
         return [names[str(row.name)] for row in rows], known, lengths
 
     def _externals(self, args: list[Scalar]) -> list[int]:
-        """Return the column of external ids. Note the messages and hashes of code that belong to
-        them.
-        """
+        """Return the column of external ids. Note the messages and hashes of their code."""
         ids = _numbers([a.external_old if a.external is None else a.external for a in args])
         noted = [at for at, arg in enumerate(args) if arg.collective is not None or arg.code]
         for arg, external in ((args[at], ids[at]) for at in noted if ids[at] != NONE):
@@ -477,7 +452,7 @@ class _Columns:
             names=tuple(self._names),
             host=Host(*_ordered(host, began)),
             gpu=GpuRecords(*_ordered(gpu, began)),
-            shapes=tuple(LaunchShape(*key) for key in self._shapes),
+            shapes=tuple(self._shapes),
             messages=self._messages,
             codes=self._codes,
             machine=machine,
@@ -516,9 +491,7 @@ def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
 
 
 def _ordered(columns: list[Any], began: float) -> list[Any]:
-    """Return the columns sorted by begin, longer events first, with times relative to ``began``,
-    and with the column of ends.
-    """
+    """Return the columns by begin, longer events first, relative to ``began``, with ends."""
     order = np.lexsort((-columns[3], columns[2]))
     columns.reverse()
     sorted_columns = [columns.pop()[order] for _ in range(len(columns))]

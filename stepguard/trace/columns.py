@@ -1,13 +1,12 @@
-"""A trace as columns. All readers make them and all analyses read them. Times are in us, from the
-trace's begin.
-
-One row is one event. Names are numbers into ``Trace.names``: a gigabyte of events has only a few
-thousand different ones.
+"""A trace as columns. Times are in us, from the trace's begin. One row is one event. Names are
+numbers into ``Trace.names``: a gigabyte of events has only a few thousand different ones.
 """
 
+from collections import defaultdict
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -23,21 +22,17 @@ Bools = NDArray[np.bool_]
 OPERATOR, ANNOTATION, CALL, PYTHON, OVERHEAD = range(5)
 # Kinds of records of the GPU.
 KERNEL, COPY, FILL = range(3)
+LaunchShape = tuple[tuple[int, ...], tuple[int, ...]]  # the grid and block of a kernel's launch
 NONE = -1  # no correlation, no operator, no stream
 
 
-class Numbers(dict[Any, int]):
-    """A dict that gives each new key the next number, from 0 on."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
+def numbers() -> "defaultdict[Any, int]":
+    """Return a dict that gives each new key the next number, from 0 on."""
+    return defaultdict(count().__next__)
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns of one length."""
-
     def where(self, rows: Bools) -> Self:
         """Return only these rows."""
         return type(self)(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
@@ -91,14 +86,6 @@ class Differentiated(_Table):
 
 
 NO_OPERATORS = Differentiated(np.empty(0), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """The grid and block of a kernel's launch."""
-
-    grid: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,9 +155,7 @@ def launched_by(calls: Host, correlation: Ints) -> Ints:
 
 
 def taken(values: Floats, rows: Ints, missing: float) -> Floats:
-    """Return ``values[rows]``, with ``missing`` where a row is NONE. There may be no values
-    at all.
-    """
+    """Return ``values[rows]``, with ``missing`` where a row is NONE."""
     return np.append(values, missing)[rows]  # NONE, -1, selects the last value
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.core.profile import StepIdentity
+from stepguard.core.profile import StepIdentity, summed
 from stepguard.trace.api_calls import (
     API_CATEGORIES,
     DTYPE_BYTES,
@@ -69,11 +69,7 @@ class StepCalls:
 
 
 def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
-    """Return the calls in each of ``steps`` user annotations named ``mark``, sorted by time.
-
-    Raises RuntimeError if a marked step is missing, or an event lacks a field: a count from an
-    incomplete trace would be wrong, not approximate.
-    """
+    """Return the calls in each marked step, by time. Raises RuntimeError if a step is missing."""
     with sound_events():
         sizes = _gloo_sizes(events)
         records = records_of(events, ("gpu_memcpy", "gpu_memset"))
@@ -91,9 +87,7 @@ def sound_events() -> Iterator[None]:
 
 
 def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Event]]:
-    """Return the operators and CUDA calls in each of ``steps`` user annotations named ``mark``,
-    sorted by time. Raises RuntimeError if the trace does not have exactly that many.
-    """
+    """Return the operators and calls of each marked step. Raises RuntimeError."""
     marks = [e for e in events if e.name == mark and e.cat == "user_annotation"]
     if len(marks) != steps:
         raise RuntimeError(f"the trace has {len(marks)} of {steps} marked steps")
@@ -110,9 +104,7 @@ def _begin(event: Event) -> float:
 
 
 def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[float, Event]:
-    """Return the GPU's records of these categories, by the correlation that each shares with its
-    call. A record may lie after the step of its call, so ``events`` are those of the whole trace.
-    """
+    """Return the GPU's records by correlation. One may lie after the step of its call."""
     return {
         e.args.correlation: e
         for e in events
@@ -144,12 +136,12 @@ def _step(
         operators=Counter(e.name for e in operators if e.name.startswith("aten::")),
         launches=Counter(e.name for e in api if e.name in LAUNCH_CALLS),
         copies=Counter(_direction(record) for record in known),
-        copy_bytes=_summed((_direction(r), int(r.args.copied_bytes)) for r in known),
+        copy_bytes=summed((_direction(r), int(r.args.copied_bytes)) for r in known),
         lost_copies=len(copies) - len(known),
         memsets=sum(is_memset(e.name) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
         collectives=Counter(_described(name, size) for name, size in messages),
-        collective_bytes=_summed((name, size) for name, size in messages if size is not None),
+        collective_bytes=summed((name, size) for name, size in messages if size is not None),
         unsized_collectives=Counter(n for n, size in messages if size is None and n != "barrier"),
         api_us=sum(e.dur for e in api),
         sync_us=sum(e.dur for e in waits),
@@ -189,11 +181,7 @@ def _holds(outer: Event, inner: Event) -> bool:
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> list[tuple[str, int | None]]:
-    """Return each collective's name and its payload in bytes; None if that is unknown.
-
-    NCCL notes elements and type at each call. gloo notes the elements there, and the type in its
-    own threads (``sizes``).
-    """
+    """Return each collective's name and bytes, None if unknown. gloo notes types (``sizes``)."""
     messages: list[tuple[str, int | None]] = []
     noted = [e for e in operators if e.name == "record_param_comms"]
     for event in operators:
@@ -215,13 +203,6 @@ def _collectives(
     return messages
 
 
-def _summed(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for name, size in sizes:
-        total[name] += size
-    return total
-
-
 def _described(name: str, size: int | None) -> str:
     """Return "allreduce 2480 B"; a barrier has no payload."""
     if name == "barrier":
@@ -230,10 +211,7 @@ def _described(name: str, size: int | None) -> str:
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
-    """Return the bytes of an element, by collective and number of elements, from gloo's threads.
-
-    Messages of one length with several types are left out, since they cannot be told apart.
-    """
+    """Return an element's bytes, by gloo's collective and number of elements, if of one type."""
     noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
         if event.cat == "user_annotation" and event.name.startswith("gloo:"):
@@ -250,10 +228,8 @@ def _bare(collective: str) -> str:
 
 
 def _elements(event: Event) -> int:
-    """Return the elements of all input tensors, from the shapes in the trace; 0 without any.
-
-    A list of tensors has a list of shapes. A scalar tensor has the shape [], and so has an input
-    that is no tensor; only its type shows the difference.
+    """Return the elements of all input tensors, by the trace's shapes. An input that is no tensor
+    also has the shape [], but no type of one.
     """
     types = [str(name).lower() for name in decoded(bytes(event.args.types)) or []]
     total = 0
@@ -273,9 +249,7 @@ _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def identity_of(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
-    """Return the identity of the marked steps. Raises RuntimeError if the trace lacks one of
-    them.
-    """
+    """Return the identity of the marked steps. Raises RuntimeError if one is missing."""
     with sound_events():
         return _identity(events, mark, steps)
 

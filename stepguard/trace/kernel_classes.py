@@ -98,9 +98,7 @@ def is_generic(name: str) -> bool:
 
 
 def short(name: str, width: int = 36) -> str:
-    """Return a kernel's name without template arguments. A long name keeps its beginning and end.
-    For ATen's generic kernels it is the operator: FillFunctor, direct_copy_kernel_cuda.
-    """
+    """Return a kernel's name without template arguments; the operator of a generic one."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare, _, arguments = name.partition("<")
     if is_generic(name):
@@ -119,10 +117,7 @@ _OPERATOR = re.compile(
 
 
 def operator_in(place: str, operator: str) -> str:
-    """Return the name of an ``operator``, without its pass, if the kernel with this ``place`` runs
-    it; else "". The place is an operator, or a kernel of the compiler, which is named after its
-    operators.
-    """
+    """Return an ``operator`` without its pass, if the kernel at this ``place`` runs it; else ""."""
     launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(operator)
     if not called:
         return ""

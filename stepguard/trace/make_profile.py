@@ -27,7 +27,6 @@ from stepguard.trace.columns import (
     Floats,
     Host,
     Ints,
-    LaunchShape,
     Trace,
     look_up,
     taken,
@@ -145,8 +144,7 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
 
 def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Ints:
     """Return the sync of each gap. After a sync the host may be late several times until it is
-    ahead of the GPU: those gaps have the same sync. A host that does not get ahead soon is late for
-    another reason.
+    ahead; later it is late for another reason.
     """
     waits = np.flatnonzero(cause == _SYNC)
     ahead = np.flatnonzero(queue_depth(windows) >= AHEAD)
@@ -163,9 +161,7 @@ def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Int
 
 
 def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:
-    """Return the wait that was going on when the GPU ran out of work and that ended before the
-    launch.
-    """
+    """Return the wait during which the GPU ran out of work, before the launch."""
     rows = np.flatnonzero(np.isin(calls.name, trace.named(SYNC_CALLS)))
     rows = rows[np.argsort(calls.end_us[rows], kind="stable")]
     if not len(rows):
@@ -307,7 +303,7 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
     operators = _operators(analysis, rows[first])
     order = np.argsort(-total.sum(axis=1), kind="stable")
-    shapes = (*analysis.trace.shapes, LaunchShape())
+    shapes = (*analysis.trace.shapes, ((), ()))
     return [
         KernelRow(
             name=(name := analysis.trace.names[groups[0, i]]),
@@ -316,8 +312,8 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
             phase=analysis.phases[groups[2, i]],
             calls=_series(calls[i]),
             us=_series(total[i]),
-            grid=shapes[groups[1, i]].grid,
-            block=shapes[groups[1, i]].block,
+            grid=shapes[groups[1, i]][0],
+            block=shapes[groups[1, i]][1],
             operator=operators[i],
             source=_source(analysis, int(analysis.windows.call_of_record[rows[first[i]]])),
             code=analysis.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
@@ -329,9 +325,7 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
 
 
 def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the different columns, where each of them comes first, and for every column of ``key``
-    the index of its group.
-    """
+    """Return the different columns, where each comes first, and the group of every column."""
     groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
     return groups, first, member.reshape(-1)
 
@@ -370,24 +364,19 @@ def _operators(analysis: Analysis, records: Ints) -> list[str]:
 
 
 def _source(analysis: Analysis, call: int) -> str:
-    """Return the innermost frame outside of all libraries around a CUDA call; "" without a call or
-    a stack.
-    """
+    """Return the innermost frame outside of libraries around a CUDA call; else ""."""
     if call == NONE or not analysis.has_stack:
         return ""
     return own_line([name for kind, name in _around(analysis, call) if kind == PYTHON])
 
 
 def own_line(frames: Sequence[str]) -> str:
-    """Return the last frame that is in no library; "" if there is none. Frames begin with the
-    outermost.
-    """
+    """Return the last frame that is in no library, of frames from the outermost; else ""."""
     mine = [name for name in frames if not any(part in f"/{name}" for part in _LIBRARIES)]
     return mine[-1] if mine else ""
 
 
 def _place(analysis: Analysis, call: int) -> str:
-    """Return where a CUDA call is made: the function, or else the ranges and operators around."""
     around = [name for kind, name in _around(analysis, call) if kind in (OPERATOR, ANNOTATION)]
     return _source(analysis, call) or " > ".join(around[-3:])
 

@@ -124,7 +124,6 @@ def _overlaps_in_part(span: Pass, start_us: Floats, end_us: Floats) -> bool:
 
 
 def _edges(spans: Sequence[Pass]) -> tuple[Floats, Floats]:
-    """Return the begins and the ends of passes."""
     edges = np.array([(span.start_us, span.end_us) for span in spans]).reshape(-1, 2)
     return edges[:, 0], edges[:, 1]
 

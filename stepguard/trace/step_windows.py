@@ -106,7 +106,6 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
 
 
 def _main_device(gpu: GpuRecords) -> GpuRecords:
-    """Return the records of the device that has most of them."""
     devices, counts = np.unique(gpu.device[gpu.kind == KERNEL], return_counts=True)
     if not len(devices):
         raise TraceError(

@@ -30,9 +30,7 @@ STANDBY = "standby"  # in the scratch folder: a launch on standby has imported, 
 
 
 def main() -> None:
-    """Watch the caller, import, and run ranks. The command's first argument has the keywords of
-    ranks.run, as JSON.
-    """
+    """Watch the caller, import, and run ranks with the keywords of ranks.run, as JSON."""
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
     def end_launch(signum: int, frame: FrameType | None) -> None:

@@ -129,11 +129,9 @@ def alternate(
     line_up: Callable[[], None],
     collector: Collector,
 ) -> list[float]:
-    """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
-    the ``order`` of their indices.
-
-    Between segments there is only a synchronization: a card at its power cap answers even a short
-    pause with seconds of other clocks. Several ranks ``line_up`` before each segment.
+    """Return the mean step time in ms of each segment: ``steps`` of one of ``variants``, in
+    ``order``. A synchronization is all between segments: at its power cap a card answers a pause
+    with other clocks.
     """
     segments_ms = []
     with collector.quiet():

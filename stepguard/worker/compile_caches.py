@@ -27,9 +27,7 @@ AUTOCAST = ("cpu", "cuda")
 
 
 def has_compiler() -> bool:
-    """Tell whether the compiler is imported, which the agent does. A rank without it compiles
-    nothing. Importing it only to ask for its folders would take a second.
-    """
+    """Tell whether the compiler is imported. A rank without it compiles nothing."""
     return "torch._inductor" in sys.modules
 
 
@@ -69,9 +67,7 @@ def trace_own_code_anew() -> None:
 
 
 def _key_with_settings(details: Any) -> None:
-    """Add torch's settings to the attributes of ``details``. torch makes a graph's key from all of
-    these attributes.
-    """
+    """Add torch's settings to ``details``, of which torch makes a graph's key."""
     begin = details.__init__
 
     def begin_with_settings(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,9 +86,7 @@ def _operator(target: Any) -> str:
 
 
 def _foreign_class(node: torch.fx.Node) -> str:
-    """Return the first class among a node's tensors that is not torch's own; "" if there is
-    none.
-    """
+    """Return the first class of a node's tensors that is not torch's own; else ""."""
     values = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     classes = {type(value) for value in values if isinstance(value, torch.Tensor)}
     return next((c.__qualname__ for c in classes if c.__module__.partition(".")[0] != "torch"), "")
@@ -103,9 +97,7 @@ def _without_overload(name: str) -> str:
 
 
 def _headers() -> tuple[Path, Path]:
-    """Return the folders of precompiled headers: torch's own, and the one that outlasts the
-    launch.
-    """
+    """Return the folders of precompiled headers: torch's own, and the one that lasts."""
     # torch puts headers below TMPDIR, which ends with the launch, and not into its cache.
     folder = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
     own = Path(folder, "precompiled_headers")
@@ -113,9 +105,7 @@ def _headers() -> tuple[Path, Path]:
 
 
 def take_kept_headers() -> None:
-    """Give torch the headers that earlier launches precompiled: on a CPU torch needs 5 s for
-    one.
-    """
+    """Give torch the headers that earlier launches precompiled: one takes 5 s on a CPU."""
     with contextlib.suppress(Exception):  # private to torch; it saves seconds, or does nothing
         own, kept = _headers()
         own.mkdir(parents=True, exist_ok=True)

@@ -1,21 +1,65 @@
-"""Connect the ranks to the host: rank 0 has the socket, and passes commands to the other ranks.
+"""Connect the ranks of a launch to the host, and to each other. On one node ranks meet through a
+file, without an open port. Each group has its own keys in the one store, so a script can make its
+process group beside the channel.
 
-The host's end is launch/worker_group.py. Ranks have no standard input, and run in sessions of their
+The host's end is launch/worker_group.py. Rank 0 has the socket, and passes commands to the other
+ranks. Ranks have no standard input, and run in sessions of their
 own. So commands come over a Unix socket in the abstract namespace, which has no file. Rank 0
 broadcasts each command on a gloo group, where waiting costs nothing: a waiting NCCL call would spin
 on the GPU.
 """
 
+import functools
+import itertools
 import json
 import os
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
-from stepguard.worker.rendezvous import meet
+Meeting = tuple[dist.Store, int, int]  # the store, this rank, the number of ranks
+
+
+@functools.cache
+def _store() -> dist.Store:
+    if path := os.environ.get("STEPGUARD_STORE"):  # of a launch on one node; see launch/torchrun.py
+        return dist.FileStore(path, int(os.environ["WORLD_SIZE"]))
+    store, _, _ = next(rendezvous("env://"))
+    return store
+
+
+def meet(name: str) -> Meeting:
+    """Return the store, this rank and the number of ranks. A name is for one group only."""
+    ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return dist.PrefixStore(name, _store()), *ranks
+
+
+def join_process_group(backend: str) -> None:
+    """Join the other ranks, if there are any. If a case with several ranks runs with one, this rank
+    joins a group of one: its workload may reduce without asking how many ranks there are.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    store, rank, ranks = meet("group")
+    # No device_id: that would open NCCL at once, on a card that another launch is measured on.
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+
+def let_script_join() -> None:
+    """Have a script that calls init_process_group() meet in the launch's own store."""
+    _store()  # opened first, since the store of several nodes needs torch's own handler
+    numbers = itertools.count()  # a group that was destroyed leaves its keys
+
+    def by_launch(url: str, *others: Any, **more: Any) -> Iterator[Meeting]:
+        yield meet(f"script-{next(numbers)}")
+
+    _rendezvous_handlers["env"] = by_launch
+
 
 Message = dict[str, Any]
 _EXIT = '{"command": "exit"}'
@@ -23,10 +67,7 @@ _IDLE_LIMIT = timedelta(hours=6)  # longer than the real limits, which the host 
 
 
 class Channel:
-    """Commands in, and one reply out for all ranks together.
-
-    It has its own group, beside torch's default group, which a script makes itself.
-    """
+    """Commands in, and one reply out for all ranks, in a group beside torch's default one."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -43,9 +84,7 @@ class Channel:
         self.reply({"hello": os.environ["STEPGUARD_TOKEN"], "pids": pids})
 
     def receive(self) -> Message:
-        """Return the next command, on every rank. A closed socket counts as the command
-        ``exit``.
-        """
+        """Return the next command, on every rank; ``exit`` once the socket is closed."""
         line = (self._lines.readline() or _EXIT) if self.rank == 0 else ""
         if self._group is not None:
             line = self._from_first(line.encode()).decode()
@@ -53,7 +92,6 @@ class Channel:
         return message
 
     def _from_first(self, data: bytes) -> bytes:
-        """Return rank 0's ``data``."""
         how = dist.BroadcastOptions()
         how.rootRank = 0
         length = torch.tensor([len(data)])
@@ -82,7 +120,6 @@ class Channel:
         return any(self._numbers(int(value))) if self._group is not None else value
 
     def _numbers(self, value: int) -> list[int]:
-        """Return, on all ranks, each rank's number."""
         numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         self._group.allgather([numbers], [torch.tensor([value])]).wait()
         return [int(number) for number in numbers]
@@ -93,9 +130,7 @@ class Channel:
             self._group.barrier().wait()
 
     def begin(self) -> None:
-        """Tell the host that the command's work begins now. The host's own clock for the command
-        starts when it hears this.
-        """
+        """Tell the host that the command's work begins: there its own clock starts."""
         self.reply({"begin": True})
 
     def reply(self, message: Message) -> None:
@@ -105,5 +140,4 @@ class Channel:
 
 
 def _bytes(data: bytes, length: int) -> torch.Tensor:
-    """Return a tensor of ``length`` bytes that begins with the data."""
     return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)

@@ -53,9 +53,7 @@ def _processor() -> str:
 
 
 def read_once() -> dict[str, str]:
-    """Return the variables that torch and its compiler read on import. The agent imports both
-    before it forks the ranks. So nothing reads a variable that a rank sets.
-    """
+    """Return the variables that torch reads on import, before ranks are forked."""
     return _variables(_READ_ONCE)
 
 
@@ -101,7 +99,6 @@ def modules(package: str) -> Sources:
 
 
 def _loaded() -> Iterator[tuple[str, str]]:
-    """Yield the name and the resolved path of every module in a file or in an archive."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and (path := _real_file(file)):
@@ -138,7 +135,6 @@ def _mode(path: str) -> int:
 
 
 def _packages() -> tuple[str, ...]:
-    """Return the folders that packages are installed in."""
     others = (*site.getsitepackages(), site.getusersitepackages())
     return (*_folders("purelib", "platlib"), *(f"{Path(folder).resolve()}/" for folder in others))
 

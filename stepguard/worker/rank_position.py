@@ -1,14 +1,20 @@
-"""A rank's position: command, step and phase. The rank writes it, and fault reports read it.
+"""A rank's position, command, step and phase, and how it ended. Fault reports read both.
 
 A rank that hangs inside a kernel or a collective cannot answer. So it writes its position into a
 small memory-mapped file as it goes, in about half a microsecond and without a system call. The
 workload may call ``on_phase`` to give the phase; the counting pass listens to it, too.
+
+The agent, the ranks' parent, notes how each ended. Once it has seen one rank fail, it ends the
+others: these are its victims.
 """
 
+import json
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIGABRT, SIGTERM
 
 OnPhase = Callable[[str], None]
 MICRO_STEP = "micro_step_"
@@ -58,10 +64,7 @@ def read_position(path: Path) -> str:
 
 
 class Phases:
-    """Passes a workload's phases on, and remembers the last ones.
-
-    Phases are only entered, never left, so a micro-step's number stays until the next one.
-    """
+    """Passes a workload's phases on, which are only entered: a micro-step stays until the next."""
 
     def __init__(self, note: OnPhase = lambda name: None) -> None:
         self._note = note
@@ -69,7 +72,6 @@ class Phases:
         self.begin_step()
 
     def __call__(self, name: str) -> None:
-        """Enter the phase called ``name``, on the host."""
         self._note(name)
         if name.startswith(MICRO_STEP):
             self.micro_step = name
@@ -96,3 +98,47 @@ class Phases:
             yield
         finally:
             self.listener = None
+
+
+# Signals that follow from another rank's end: NCCL aborts; workloads and schedulers terminate.
+_FOLLOWING = (SIGABRT, SIGTERM)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one rank ended."""
+
+    pid: int
+    status: int  # of its exit; negative: the signal that ended it
+    victim: bool = False  # its agent ended it
+
+    @property
+    def killed(self) -> bool:
+        """Tell whether a signal ended the rank, other than those that follow another rank's end."""
+        return self.status < 0 and -self.status not in _FOLLOWING
+
+
+def note_ending(file: Path, ending: Ending) -> None:
+    """Add an ending to the file of a launch and a node."""
+    with file.open("a") as noted:
+        noted.write(json.dumps(asdict(ending)) + "\n")
+
+
+def endings_file(folder: Path, node: int) -> Path:
+    """Return a node's file of endings in a launch's folder."""
+    return folder / f"endings-{node}.jsonl"
+
+
+def read_endings(file: Path) -> list[Ending]:
+    """Return the endings noted so far, in their order."""
+    try:
+        lines = file.read_text().splitlines(keepends=True)
+    except OSError:
+        return []
+    return [Ending(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def first_ending(endings: Collection[Ending]) -> Ending | None:
+    """Return the ending that caused the others: of a killed rank, or the first; or None."""
+    own = [ending for ending in endings if not ending.victim]
+    return min(own, key=lambda ending: not ending.killed, default=None)

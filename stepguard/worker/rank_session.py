@@ -33,27 +33,24 @@ from stepguard.worker.counters import compiler
 from stepguard.worker.counters.changed_settings import everywhere
 from stepguard.worker.counters.collector import note_frozen
 from stepguard.worker.counters.counting import count_compiled, count_without_compiler
-from stepguard.worker.counters.one_profiler import unprofiled
 from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
     TakenProfile,
     take_profile,
+    unprofiled,
 )
 from stepguard.worker.counters.syncs import locate_syncs
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.rank_channel import Channel
+from stepguard.worker.rank_channel import Channel, join_process_group
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
 from stepguard.worker.rank_position import Note, Phases
-from stepguard.worker.rendezvous import join_process_group
 from stepguard.worker.workload import BadWorkload
 
 
 class MachineSamples:
-    """Samples of another node's GPUs. A process beside the ranks writes them to a file
-    (launch/nodes/on_node.py), and the node's first rank sends them with its answers.
-    """
+    """Samples of another node's GPUs, which on_node.py writes and its first rank sends."""
 
     def __init__(self) -> None:
         first = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -245,9 +242,7 @@ class Session:
         self.channel.reply({"progress": text})
 
     def do_call(self, function: str, arguments: dict[str, Any]) -> replies.Called:
-        """Call "module:function" with the step, this rank's number, a function that shows progress,
-        and the arguments. Return what it returns.
-        """
+        """Call "module:function" with the step and the arguments. Return what it returns."""
         module, _, name = function.partition(":")
         self.note.command(name.replace("_", " "))
         called = getattr(importlib.import_module(module), name)
@@ -263,9 +258,7 @@ class Session:
 
 
 def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise BadWorkload if a workload changed variables that torch had already read ``then``.
-    Without the engine it would run with other settings than it is measured with.
-    """
+    """Raise BadWorkload if a workload changed variables that torch had already read."""
     moved = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     if moved:
         unset = [f"-u {key}" for key in moved if key not in now]

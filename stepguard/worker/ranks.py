@@ -32,8 +32,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.counters.locate import raised_at
-from stepguard.worker.rank_endings import Ending, Endings
-from stepguard.worker.rank_position import Note
+from stepguard.worker.rank_position import Ending, Note, endings_file, note_ending
 from stepguard.worker.rank_session import Session
 from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source
@@ -46,10 +45,7 @@ _SAYS = "\n[stepguard: {} bytes of output are left out here, more than {} were p
 
 
 def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
-    """Run a node's ``ranks`` until all have ended or one has failed. Return the exit status.
-
-    Agents of other nodes join that of node 0 at ``address`` and ``port``.
-    """
+    """Run a node's ``ranks`` until all have ended or one failed. Return the exit status."""
     kind = StaticTCPRendezvous if nodes > 1 else OneNode
     token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # the same on all nodes
     spec = WorkerSpec(
@@ -61,7 +57,7 @@ def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
         monitor_interval=MONITOR_INTERVAL_S,
     )
     folder = Path(os.environ["STEPGUARD_RUN_DIR"])
-    return int(Ranks(spec, folder, Endings(folder, node)).run().is_failed())
+    return int(Ranks(spec, folder, endings_file(folder, node)).run().is_failed())
 
 
 class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped here
@@ -80,11 +76,11 @@ class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped he
 class Ranks(SimpleElasticAgent):  # type: ignore[misc]
     """Starts ranks by fork, and writes down how each of them ended."""
 
-    def __init__(self, spec: WorkerSpec, folder: Path, endings: Endings) -> None:
+    def __init__(self, spec: WorkerSpec, folder: Path, endings: Path) -> None:
         super().__init__(spec)
         self._folder, self._endings = folder, endings
         self._alive: list[int] = []
-        self._printed = Printed()
+        self._left_out: dict[Path, int] = {}  # by file of a rank: bytes removed from it so far
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = {w.local_rank: self._fork(worker_group, w) for w in worker_group.workers}
@@ -93,8 +89,7 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
 
     def _fork(self, group: WorkerGroup, worker: Worker) -> int:
         variables = _variables(group, worker)
-        for path in _streams(self._folder, worker.global_rank):
-            self._printed.add(path)
+        self._left_out |= dict.fromkeys(_streams(self._folder, worker.global_rank), 0)
         if pid := os.fork():
             return pid
         try:
@@ -114,16 +109,14 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
 
     def _reap(self, options: int, victim: bool = False) -> list[Ending]:
-        """Return and note the endings of ranks that are gone. ``victim``: the agent ended them.
-        Also limit what ranks printed.
-        """
+        """Return and note the endings of ranks that are gone; limit what ranks printed."""
         endings = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
             if gone:
                 endings.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
-                self._endings.note(endings[-1])
-        self._printed.bound()
+                note_ending(self._endings, endings[-1])
+        bound_output(self._left_out)
         ended = {ending.pid for ending in endings}
         self._alive = [pid for pid in self._alive if pid not in ended]
         return endings
@@ -137,7 +130,6 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
 
 
 def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
-    """Return what torchrun puts into a rank's environment."""
     handler = group.spec.rdzv_handler
     return {
         "RANK": str(worker.global_rank),
@@ -160,7 +152,6 @@ def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
 
 
 def _streams(folder: Path, rank: int) -> list[Path]:
-    """Return the files of what a rank prints."""
     return [folder / f"{name}-{rank}.log" for name in ("stdout", "stderr")]
 
 
@@ -211,31 +202,18 @@ def serve() -> None:
         os._exit(1)  # a rank stuck in another thread's collective must not delay the exit
 
 
-class Printed:
-    """Files that ranks append to. A workload that prints a tensor in each step would fill a disk. A
-    rank writes to its files directly, so printing costs what it costs without the engine.
+def bound_output(left_out: dict[Path, int]) -> None:
+    """Remove the middle of each file that is too large, and add the removed bytes: a workload that
+    prints a tensor in each step would fill a disk. What a rank writes at that moment may be lost,
+    too. A rank writes to its files directly, so printing costs what it costs without the engine.
     """
-
-    def __init__(self) -> None:
-        self._left_out: dict[Path, int] = {}  # bytes removed so far
-
-    def add(self, path: Path) -> None:
-        """Look at this file, too."""
-        self._left_out[path] = 0
-
-    def bound(self) -> None:
-        """Remove the middle of each file that is too large. What a rank writes at that moment may
-        be lost with it.
-        """
-        for path, before in self._left_out.items():
-            if path.exists() and (size := path.stat().st_size) > MOST_BYTES:
-                self._left_out[path] = before + _cut(path, size, before)
+    for path, before in left_out.items():
+        if path.exists() and (size := path.stat().st_size) > MOST_BYTES:
+            left_out[path] = before + _cut(path, size, before)
 
 
 def _cut(path: Path, size: int, before: int) -> int:
-    """Remove the middle of a file of ``size`` bytes. Return how many bytes of the rank's output
-    that removes. ``before``: how many were removed earlier.
-    """
+    """Remove the middle of a file. Return how many bytes of the rank's output that removes."""
     # After the first time the middle begins with the notice, which is not the rank's output.
     said = len(_SAYS.format(before, MOST_BYTES)) if before else 0
     left_out = size - 2 * KEPT_BYTES - said
@@ -249,7 +227,5 @@ def _cut(path: Path, size: int, before: int) -> int:
 
 
 def open_to_append(path: Path) -> int:
-    """Return a descriptor that appends to a file: what is written goes to the file's end, also
-    after its middle was removed.
-    """
+    """Return a descriptor that appends to a file, also after its middle was removed."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

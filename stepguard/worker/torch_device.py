@@ -96,9 +96,7 @@ def properties(device: torch.device) -> dict[str, Any]:
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return the bytes that this process may take of its GPU (a workload may have set a share); 0
-    on a CPU.
-    """
+    """Return the bytes that this process may take of its GPU; 0 on a CPU."""
     if not on_gpu(device):
         return 0
     total = torch.cuda.get_device_properties(device).total_memory
@@ -156,9 +154,7 @@ def _set_allocator(setting: str) -> None:
 
 @contextlib.contextmanager
 def heard_empty_cache(callback: Callable[[], object]) -> Iterator[None]:
-    """Call ``callback`` whenever the cache is emptied inside the block, by torch.cuda or by
-    torch.accelerator. It does not matter under which name their function was imported.
-    """
+    """Call ``callback`` whenever the cache is emptied inside the block, by any name."""
     names = ("_cuda_emptyCache", "_accelerator_emptyCache")
     before = {name: getattr(torch._C, name) for name in names if hasattr(torch._C, name)}
 

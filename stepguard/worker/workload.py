@@ -32,11 +32,7 @@ class BadWorkload(Exception):
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
-    """Call ``package.module:function`` with the case's parameters and the rank's device.
-
-    Raises BadWorkload, in one line, if the name, the parameters or the result are wrong. A
-    ValueError of the factory itself (an impossible value) passes through.
-    """
+    """Call ``package.module:function``. Raises BadWorkload for a wrong name or result."""
     with _saying_where():
         function = find_function(factory)
     signature = inspect.signature(function)
@@ -76,9 +72,7 @@ def _takes_device(signature: inspect.Signature) -> bool:
 
 
 def find_function(factory: str) -> Callable[..., Any]:
-    """Return the function of that name, ``package.module:function``. Raises BadWorkload if the
-    module or the function does not exist.
-    """
+    """Return the function of that name. Raises BadWorkload if it does not exist."""
     module_name, _, function_name = factory.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -108,9 +102,7 @@ def _saying_where() -> Iterator[None]:
 
 
 def where_else(name: str, root: Path = Path()) -> str:
-    """Return how to find a module that lies in a folder of ``root``, such as ``src``; empty if none
-    has it. Ranks do not get the folders that pytest's setting ``pythonpath`` adds.
-    """
+    """Return how to find a module that lies in a folder such as ``src``; else empty."""
     for inner in sorted(root.glob(f"*/{name}")) + sorted(root.glob(f"*/{name}.py")):
         if inner.suffix == ".py" or inner.is_dir():
             folder = shlex.quote(str(inner.parent.relative_to(root)))
@@ -119,8 +111,6 @@ def where_else(name: str, root: Path = Path()) -> str:
 
 
 class _FromSource(SourceFileLoader):
-    """Loads a module without bytecode."""
-
     def path_stats(self, path: Any) -> Any:
         """Say that a source is unknown: then no bytecode is read or written."""
         raise OSError

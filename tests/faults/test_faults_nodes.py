@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_faults_worker import PAIR, case
 
-from stepguard.worker.rank_endings import Endings
+from stepguard.worker.rank_position import endings_file, read_endings
 
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
 COUNTED = '    Case("counted", "factories:ranks", device="cpu", launches=1, world_size=2),\n'
@@ -72,7 +72,8 @@ def test_each_node_ran_its_own_rank(finished):
     """Of each node's agent one rank ended, in order; one rank alone ran here."""
     (launch,) = finished.folder.glob(".stepguard/runs/*/ranks-counted-*/launch-1")
     for node in range(2):
-        assert [ending.status for ending in Endings(launch, node).read()] == [0]
+        (ending,) = read_endings(endings_file(launch, node))
+        assert ending.status == 0
     (alone,) = finished.folder.glob(".stepguard/runs/*/linear-alone-*/launch-1")
     assert not (alone / "launcher.log").exists()
     assert finished.verdicts()["alone"]["reason"] == "NOT_RECORDED"

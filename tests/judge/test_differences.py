@@ -17,8 +17,9 @@ from stepguard.core.recording import RecordedDifference
 from stepguard.core.replies import Counted
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.compare_metric import DIFFERENCE_LIMIT_PCT
 from stepguard.judge.rule_book import judge
+from stepguard.judge.summarise_evidence import paired
 from stepguard.measure.combine_ranks import counts_of
 
 OVERHEAD = "sync_overhead_pct"
@@ -38,8 +39,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(truth_ms, pairs):
     other = plain + rng.normal(truth_ms, 0.5, (trials, pairs))
     hits = 0
     for some, others in zip(plain.tolist(), other.tolist(), strict=True):
-        found = paired(list(zip(some, others, strict=True)))
-        hits += abs(found.mean_pct - 100 * truth_ms / 250.0) <= found.half_width_pct
+        _, found = paired(list(zip(some, others, strict=True)))
+        hits += abs(found.mean - 100 * truth_ms / 250.0) <= found.half_width
     low, high = stats.binom.ppf([1e-4, 1 - 1e-4], trials, 0.95)
     assert low <= hits <= high
 
@@ -52,16 +53,16 @@ def test_the_interval_is_students(pairs):
     percent = 100 / plain.mean()
     error = stats.sem(other - plain)
     half = stats.t.ppf(0.975, len(pairs) - 1) * error
-    found = paired(pairs)
-    assert found.mean_ms == pytest.approx((other - plain).mean(), rel=1e-9, abs=1e-9)
-    assert found.mean_pct == pytest.approx(percent * (other - plain).mean(), rel=1e-9, abs=1e-9)
-    assert found.half_width_pct == pytest.approx(percent * half, rel=1e-6, abs=1e-6)
+    mean_ms, found = paired(pairs)
+    assert mean_ms == pytest.approx((other - plain).mean(), rel=1e-9, abs=1e-9)
+    assert found.mean == pytest.approx(percent * (other - plain).mean(), rel=1e-9, abs=1e-9)
+    assert found.half_width == pytest.approx(percent * half, rel=1e-6, abs=1e-6)
 
 
 def test_one_pair_is_no_certainty():
     """A single pair has an infinite half width, and its difference."""
-    found = paired([(100.0, 101.0)])
-    assert (found.mean_pct, found.half_width_pct) == (1.0, math.inf)
+    _, found = paired([(100.0, 101.0)])
+    assert (found.mean, found.half_width) == (1.0, math.inf)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])

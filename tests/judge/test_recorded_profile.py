@@ -9,14 +9,13 @@ from alarms import by_recordings, confirmed, ended, to_confirm
 from builders import CASE, COUNTS, evidence, recording, replace, with_counts
 from comparisons import alike
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Work, added
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import RecordedProfile
+from stepguard.core.recording import Entry, Epoch, RecordedProfile
 from stepguard.core.status import Status
 from stepguard.explain.causes import explain
-from stepguard.judge.recorded_profile import KERNELS, recorded, restored
+from stepguard.judge.compare_profiles import KERNELS, recorded, restored
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.storage.json_file import layout

@@ -11,7 +11,7 @@ from builders import (
 from stepguard.core.evidence import Disturbance
 from stepguard.core.reasons import Reason
 from stepguard.core.step_numbers import StepNumbers
-from stepguard.judge.refuse_recording import unfit_to_record
+from stepguard.storage.accept_recording import unfit_to_record
 
 HOT = block(disturbance=Disturbance(Reason.THROTTLED, "thermal slowdown (hardware)"))
 

@@ -14,7 +14,6 @@ from stepguard import Case
 from stepguard.launch.nodes import scheduler as module
 from stepguard.launch.nodes.scheduler import (
     Launcher,
-    LauncherError,
     Node,
     describe_nodes,
     identity,
@@ -61,7 +60,7 @@ def test_the_scheduler_tells_which_node_it_is(environment, found):
 ])  # fmt: skip
 def test_a_node_that_is_not_told_is_refused(environment, words):
     """Nothing is guessed: without a rank, or with an impossible one, nothing starts."""
-    with pytest.raises(LauncherError, match=words):
+    with pytest.raises(MachineError, match=words):
         node_of(environment)
 
 
@@ -87,7 +86,7 @@ def test_a_case_of_several_ranks_is_shared_out_equally():
     pair = Launcher(("srun",), (node(0, gpus=8), node(1, gpus=4)))
     for ranks in (2, 4, 6):
         assert pair.per_node(Case("n", "m:f", world_size=ranks)) == ranks // 2
-    with pytest.raises(LauncherError, match="3 ranks, which 2 nodes cannot share equally"):
+    with pytest.raises(MachineError, match="3 ranks, which 2 nodes cannot share equally"):
         pair.per_node(Case("n", "m:f", world_size=3))
     assert spread(Case("n", "m:f", world_size=1), pair) is None
     assert spread(Case("n", "m:f", world_size=2), None) is None
@@ -140,7 +139,7 @@ def test_a_command_that_is_no_launcher_is_refused(command, words, tmp_path, monk
     for size, rank in module.SIZE_AND_RANK:
         monkeypatch.delenv(size, raising=False)
         monkeypatch.delenv(rank, raising=False)
-    with pytest.raises(LauncherError, match=words):
+    with pytest.raises(MachineError, match=words):
         survey(command, tmp_path)
 
 
@@ -160,7 +159,7 @@ def test_a_launcher_that_does_not_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SURVEY_LIMIT_S", 0.1)
     monkeypatch.setattr(module, "END_LIMIT_S", BUSY_LIMIT_S)
     script = f"trap 'echo asked > {asked}; kill $!; exit 1' TERM; sleep 600 & touch {ready}; wait"
-    with pytest.raises(LauncherError, match="has not ended after 0 s: does the job have"):
+    with pytest.raises(MachineError, match="has not ended after 0 s: does the job have"):
         describe_nodes(f'sh -c "{script}"', tmp_path)
     assert asked.read_text() == "asked\n"
 

@@ -24,8 +24,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
 from stepguard.judge import rule_book
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import NOTHING, Need, next_pair
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import stepguard.plugin.session
-from stepguard.launch.nodes.scheduler import Launcher, LauncherError, Node
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.launch.nodes.scheduler import Launcher, Node
+from stepguard.machine.gpu.nvml import Gpu, MachineError
 
 SRUN = "srun --nodes=2"
 
@@ -72,7 +72,7 @@ def test_another_interpreter_is_of_this_node_alone(gate, surveyed, monkeypatch):
 
 def test_nodes_that_will_not_do_are_exit_4(gate, surveyed):
     """The run does not go on with one node as if nobody had asked for two."""
-    surveyed.found = LauncherError("host1 has torch 2.8, host0 has 2.11")
+    surveyed.found = MachineError("host1 has torch 2.8, host0 has 2.11")
     gate.suite(gate.cpu(world_size=2))
     result = gate.run()
     assert (result.ret, gate.measured) == (4, [])

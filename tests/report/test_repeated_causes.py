@@ -10,7 +10,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.next_steps import Commands, next_steps
-from stepguard.report.verdict_text import ReportedCauses, block, page_of
+from stepguard.report.verdict_text import block, page_of, reference
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)
@@ -60,9 +60,9 @@ PAIRS = {
 @pytest.mark.parametrize(("first", "second", "same"), PAIRS.values(), ids=PAIRS)
 def test_the_same_cause_is_told_once(first, second, same):
     """The second case refers to the first, which is told in full however often it is asked for."""
-    reported = ReportedCauses()
-    assert reported.reference(first) == reported.reference(first) == ""
-    assert reported.reference(second) == ("the same cause as in a, above" if same else "")
+    shown = {}
+    assert reference(first, shown) == reference(first, shown) == ""
+    assert reference(second, shown) == ("the same cause as in a, above" if same else "")
 
 
 def test_a_block_that_refers_still_names_its_case():

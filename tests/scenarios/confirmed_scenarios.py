@@ -22,9 +22,9 @@ from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
 from stepguard.core.reasons import Reason
-from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import verdict_of
 from stepguard.judge.judge_recordings import screen
+from stepguard.judge.rule_book import Answer, settled
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
 SLOWER_KERNEL = counts_of(evidence(), step(1.04, seed=3))

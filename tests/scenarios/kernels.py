@@ -5,8 +5,8 @@ import random
 import msgspec
 from builders import CASE, evidence, recording, replace
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
+from stepguard.core.recording import Entry, Epoch
 from stepguard.judge.summarise_evidence import stored
 
 STEPS = 6

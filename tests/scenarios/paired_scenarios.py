@@ -25,7 +25,7 @@ from scenario import Files, Run, Scenario
 from stepguard.core.metrics import PEAK, SPILLS
 from stepguard.core.profile import MachineCode, StepIdentity, added
 from stepguard.core.site import Site
-from stepguard.judge.sequential_plan import level_of
+from stepguard.judge.pair_statistics import level_of
 
 CLONED = "aten.clone.default"
 ATTENTION = "aten._scaled_dot_product_efficient_attention"

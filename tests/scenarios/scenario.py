@@ -19,10 +19,10 @@ import msgspec
 from stepguard.cli import judge
 from stepguard.cli.common import verdict_of_run
 from stepguard.cli.main import main
-from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence, to_json
 from stepguard.core.metrics import METRICS
+from stepguard.core.recording import SCHEMA, BaselineFile, Entry
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.report import verdict_text

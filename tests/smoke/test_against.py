@@ -29,8 +29,8 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End
 from stepguard.core.status import Status
+from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import NOTHING, judge, need, next_pair
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure import driver

@@ -20,11 +20,11 @@ from builders import (
 )
 from git_repositories import git, repository
 
-from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import KEPT_RECORDINGS
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
@@ -32,7 +32,7 @@ from stepguard.judge.rule_book import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
 from stepguard.storage import accept_recording as acceptance
-from stepguard.storage.accept_recording import Accepted, Action, Declined, accept
+from stepguard.storage.accept_recording import Accepted, Action, accept
 from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
 
@@ -56,7 +56,7 @@ def epochs(path, case_id=CASE_ID):
 def refused(path, found, reason="", match=""):
     """accept() refuses, and the file is as it was, or still not there."""
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(Declined, match=match):
+    with pytest.raises(FileError, match=match):
         accept(path, found, reason)
     assert (path.read_bytes() if path.exists() else None) == before
 
@@ -103,7 +103,7 @@ def test_a_level_does_not_creep(path, pct, most_pct):
     and the first of them is kept.
     """
     ms, number = 100.0, 0
-    with pytest.raises(Declined, match=r"\(limit 0.70 %\); a new level needs a reason"):
+    with pytest.raises(FileError, match=r"\(limit 0.70 %\); a new level needs a reason"):
         for number in range(1, 120):
             accept(path, run(number, (ms,) * 3), "")
             ms *= 1 + pct / 100
@@ -123,7 +123,7 @@ def test_a_moved_time_joins_where_pairs_cleared_the_code(path, card):
     ):
         time = MetricVerdict("step_ms", status, reason, **limits)
         by_run = Verdict(moved.case_id, status, reason, metrics=(time,))
-        with pytest.raises(Declined, match="a new level needs a reason"):
+        with pytest.raises(FileError, match="a new level needs a reason"):
             accept(path, moved, "", verdict=by_run)
     cleared = Verdict(moved.case_id, Status.SAME, Reason.WITHIN_MARGINS)
     done = accept(path, moved, "", verdict=cleared)
@@ -284,7 +284,7 @@ def test_pairs_carry_a_level_over_to_other_software(path):
     newer = run(2, (270.0,) * 3, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130"))
     unknown = run(2, fingerprint=replace(FINGERPRINT, torch="2.10.0+cu130"))
     for other in (unknown, run(2, (255.0,) * 3)):
-        with pytest.raises(Declined, match="name the one that recorded it"):
+        with pytest.raises(FileError, match="name the one that recorded it"):
             accept(path, newer, "", beside=other)
     assert accept(path, newer, "", beside=run(2)).action is Action.FIRST_OF_SOFTWARE
     (only,) = epochs(path)

@@ -26,9 +26,15 @@ from git_repositories import git, repository
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.metrics import METRICS
-from stepguard.core.recording import RecordedDifference, Recording
+from stepguard.core.recording import (
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    RecordedDifference,
+    Recording,
+)
 from stepguard.core.site import Site
 from stepguard.core.strict_json import LARGEST
 from stepguard.storage import json_file

@@ -26,12 +26,12 @@ from hypothesis import given, settings
 from mutated import FUZZ, FUZZED, mutated
 from run_documents import measured, run_document
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.case import Case
 from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import BaselineFile
 from stepguard.core.site import Site
 from stepguard.judge import rule_book
 from stepguard.judge.rule_book import judge

@@ -11,7 +11,7 @@ import torch
 
 from stepguard.worker.counters import garbage
 from stepguard.worker.counters.collector import hides_more, live_objects, note_frozen
-from stepguard.worker.counters.live_storages import live_tensor_bytes
+from stepguard.worker.counters.kept_memory import live_tensor_bytes
 from stepguard.worker.counters.memory_counters import count_memory
 from stepguard.worker.counters.tally import RankStep, Tally
 

@@ -10,7 +10,6 @@ import pytest
 from stepguard.worker.counters.cubin import (
     Cubin,
     CubinError,
-    Instructions,
     instructions_of,
     read_cubin,
 )
@@ -18,11 +17,11 @@ from stepguard.worker.counters.cubin import (
 FOLDER = Path(__file__).parent / "cubins"
 # By the wheel's cuobjdump -res-usage (REG, STACK), and by reading the disassembly.
 KNOWN = {
-    "add": (16, 0, Instructions(all=31, fp64=0, tensor_core=0, atomic=0)),
-    "in_double": (16, 0, Instructions(all=31, fp64=6, tensor_core=0, atomic=0)),
-    "histogram": (10, 0, Instructions(all=40, fp64=0, tensor_core=0, atomic=2)),
-    "product": (56, 0, Instructions(all=231, fp64=0, tensor_core=4, atomic=0)),
-    "spilled": (24, 224, Instructions(all=285, fp64=0, tensor_core=0, atomic=0)),
+    "add": (16, 0, dict(instructions=31, fp64=0, tensor_core=0, atomic=0)),
+    "in_double": (16, 0, dict(instructions=31, fp64=6, tensor_core=0, atomic=0)),
+    "histogram": (10, 0, dict(instructions=40, fp64=0, tensor_core=0, atomic=2)),
+    "product": (56, 0, dict(instructions=231, fp64=0, tensor_core=4, atomic=0)),
+    "spilled": (24, 224, dict(instructions=285, fp64=0, tensor_core=0, atomic=0)),
 }
 TRITON = importlib.util.find_spec("triton")
 
@@ -103,8 +102,8 @@ def test_an_instruction_is_of_known_kinds(line, kinds, disassembler):
     """The padding behind it is no instruction."""
     cubin = Cubin("one", "SM90", 8, 0, bytes(32))
     (counted,) = instructions_of([cubin], disassembler(printing([line, "NOP"])))
-    assert counted == Instructions(
-        all=1,
+    assert counted == dict(
+        instructions=1,
         fp64=int("fp64" in kinds),
         tensor_core=int("tensor_core" in kinds),
         atomic=int("atomic" in kinds),

@@ -2,26 +2,30 @@
 
 import signal
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 
-from stepguard.worker.rank_endings import Ending, Endings, first
+from stepguard.worker.rank_position import (
+    Ending,
+    endings_file,
+    first_ending,
+    note_ending,
+    read_endings,
+)
 from stepguard.worker.ranks import Ranks
 
 
 def test_what_was_noted_is_read(tmp_path):
     """In order; nothing of a node that noted nothing; half a line is one that is still written."""
     endings = [Ending(71, -9), Ending(72, 0), Ending(73, 3, victim=True)]
-    noted = Endings(tmp_path, 0)
-    assert noted.read() == []
+    noted = endings_file(tmp_path, 0)
+    assert read_endings(noted) == []
     for ending in endings:
-        noted.note(ending)
-    assert noted.read() == endings
-    (path,) = tmp_path.iterdir()
-    path.write_text(path.read_text()[:-1])
-    assert noted.read() == endings[:-1]
-    assert Endings(tmp_path, 1).read() == []
+        note_ending(noted, ending)
+    assert read_endings(noted) == endings
+    noted.write_text(noted.read_text()[:-1])
+    assert read_endings(noted) == endings[:-1]
+    assert read_endings(endings_file(tmp_path, 1)) == []
 
 
 @pytest.mark.parametrize(("endings", "cause"), [
@@ -35,7 +39,7 @@ def test_what_was_noted_is_read(tmp_path):
 ])  # fmt: skip
 def test_whom_the_others_follow_from(endings, cause):
     """Of ranks that their agent did not end: one that was killed before who ended by itself."""
-    found = first(endings)
+    found = first_ending(endings)
     assert (found.pid if found else None) == cause
 
 
@@ -43,12 +47,12 @@ def test_a_rank_that_does_not_end_is_killed_and_noted_as_a_victim(tmp_path):
     """Once the agent shuts down, no rank of it is left."""
     rank = subprocess.Popen(["sleep", "600"])
     agent = object.__new__(Ranks)
-    agent._alive, agent._endings = [rank.pid], Endings(tmp_path, 0)
-    agent._printed = SimpleNamespace(bound=lambda: None)
+    agent._alive, agent._endings = [rank.pid], endings_file(tmp_path, 0)
+    agent._left_out = {}
     try:
         agent._shutdown()
         assert agent._alive == []
-        assert Endings(tmp_path, 0).read() == [Ending(rank.pid, -signal.SIGKILL, victim=True)]
+        assert read_endings(agent._endings) == [Ending(rank.pid, -signal.SIGKILL, victim=True)]
     finally:
         rank.kill()
         rank.wait()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GRAPH_NODES
-from stepguard.worker.counters.graph_nodes import locate_graph_nodes
+from stepguard.worker.counters.kept_memory import locate_graph_nodes
 from stepguard.worker.counters.memory_counters import count_left
 from stepguard.worker.counters.tally import RankStep, Tally
 

@@ -66,9 +66,9 @@ def test_gradients_that_are_kept_have_the_line_of_their_forward_operator(monkeyp
 
         return step
 
-    def threaded(what, phases):
+    def threaded(what, phases, count):
         backward = torch._C._current_autograd_node() is not None
-        return Site(what) if backward else site_here(what, phases)
+        return Site(what, count=count) if backward else site_here(what, phases, count)
 
     assert places(make, metric=BETWEEN_STEPS) == [(4 * N, "loss.backward()", "backward")]
     monkeypatch.setattr(kept_memory, "site_here", threaded)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stepguard.core.metrics import BETWEEN_STEPS as BETWEEN
 from stepguard.core.metrics import DEVICE_ALLOCATIONS, GARBAGE, GRAPH_NODES, LEAK, PEAK
 from stepguard.worker import torch_device
-from stepguard.worker.counters.live_storages import live_tensor_bytes
+from stepguard.worker.counters.kept_memory import live_tensor_bytes
 from stepguard.worker.counters.memory_counters import _PHASE, count_memory, running_peaks
 from stepguard.worker.counters.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 from stepguard.worker.rank_position import Phases

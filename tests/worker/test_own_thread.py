@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from stepguard.worker.counters.profiled_steps import refuse_work_elsewhere
 from stepguard.worker.counters.tally import RankStep
-from stepguard.worker.counters.traced_calls import refuse_work_elsewhere
 from stepguard.worker.workload import BadWorkload
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.worker_group import WorkerGroup
-from stepguard.worker.ranks import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
+from stepguard.worker.ranks import KEPT_BYTES, MOST_BYTES, bound_output, open_to_append
 
 LOUD = """
 import sys
@@ -52,15 +52,13 @@ def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
 def test_the_middle_is_taken_out_again_and_again(tmp_path):
     """While somebody appends: the count is of all that is gone, and what is small is left alone."""
     path, small = tmp_path / "stdout-0.log", tmp_path / "stderr-0.log"
-    printed, out = Printed(), open_to_append(path)
-    printed.add(path)
-    printed.add(small)
+    left_out, out = {path: 0, small: 0}, open_to_append(path)
     small.write_text("one line\n")
     written = 0
     for number in range(3):
         text = f"round {number} ".encode() * (MOST_BYTES // 4)
         written += os.write(out, text)
-        printed.bound()
+        bound_output(left_out)
     os.close(out)
     said = path.read_bytes()
     assert said.startswith(b"round 0") and said.endswith(b"round 2 ")

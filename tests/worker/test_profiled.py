@@ -14,12 +14,12 @@ from stepguard.core.replies import Kernels
 from stepguard.trace.chrome_trace import DetailedEvent
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.counters import profiled_steps
-from stepguard.worker.counters.one_profiler import unprofiled
 from stepguard.worker.counters.profiled_steps import (
     MARK,
     PROFILED_STEPS,
     TakenProfile,
     read_trace,
+    unprofiled,
 )
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP

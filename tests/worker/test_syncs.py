@@ -15,9 +15,9 @@ from stepguard.core.site import Site
 from stepguard.core.source_marks import allow_sync
 from stepguard.trace.host_steps import StepCalls, Sync
 from stepguard.worker.counters.locate import torchs_phase
+from stepguard.worker.counters.profiled_steps import count_calls
 from stepguard.worker.counters.syncs import SyncListener, by_place, count_syncs, located, what_waits
 from stepguard.worker.counters.tally import RankStep, Tally
-from stepguard.worker.counters.traced_calls import count_calls
 from stepguard.worker.rank_position import Phases
 from stepguard.worker.torch_device import SYNC_KINDS
 

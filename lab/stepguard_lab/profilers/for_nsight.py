@@ -20,7 +20,7 @@ from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Step
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.rendezvous import join_process_group
+from stepguard.worker.rank_channel import join_process_group
 from stepguard.worker.workload import BadWorkload
 from stepguard_lab.profilers.ranges_of_torch import ranges_of_torch
 

@@ -12,7 +12,7 @@ from torch.profiler import profile, record_function
 
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Step
-from stepguard.worker.counters.live_storages import live_tensor_bytes
+from stepguard.worker.counters.kept_memory import live_tensor_bytes
 from stepguard.worker.counters.profiled_steps import Ranges
 from stepguard.worker.counters.tally import RankStep
 from stepguard_lab.profilers.record_trace import write

@@ -254,7 +254,7 @@ def test_an_argument_of_another_type_is_read_or_absent(args):
     assert len(found.host.kind) == 7 and len(found.gpu.kind) == 4
     odd = found.gpu.where(found.gpu.name == found.names.index("k"))
     number = 12 if "correlation" in args else NONE
-    assert (odd.correlation.tolist(), found.shapes[odd.shape[0]].grid) == ([number], ())
+    assert (odd.correlation.tolist(), found.shapes[odd.shape[0]][0]) == ([number], ())
     assert found.host.correlation[found.host.name == found.names.index("f")].tolist() == [number]
 
 
@@ -281,7 +281,7 @@ def test_columns_are_in_order_and_complete():
     assert [found.names[i] for i in found.host.name] == ["cudaLaunchKernel", "outer", "inner"]
     assert found.host.start_us.tolist() == [0, 6, 6] and found.began_us == 4
     assert found.host.correlation.tolist() == [1, NONE, NONE]
-    assert (found.shapes[0].grid, found.shapes[0].block) == ((2, 3, 1), (128, 1, 1))
+    assert found.shapes[0] == ((2, 3, 1), (128, 1, 1))
     assert (found.machine.gpu, found.machine.rank, found.machine.world_size) == (
         "NVIDIA H200",
         3,

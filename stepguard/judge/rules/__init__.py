@@ -9,15 +9,12 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.pair_statistics import by_plan
+from stepguard.judge.pair_statistics import MOST_PAIRS, by_plan
 from stepguard.judge.rules import changed_kernels, on_cpu, same_step
-from stepguard.judge.sequential_plan import MOST_PAIRS
 
 
 def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far. None if the step time is not judged, if there is no
-    pair, or if a launch has no times.
-    """
+    """Decide the step time by the pairs so far; None if it is not judged, or not known."""
     launches = (*comparison.head.launches, *comparison.base.launches)
     if not (comparison.pairs and all(launch.has_times() for launch in launches)):
         return None
@@ -28,9 +25,7 @@ def decision(comparison: Comparison) -> Decision | None:
 
 
 def _with_replaced(comparison: Comparison, decided: Decision) -> Decision:
-    """Return the decision; INCONCLUSIVE if HEAD is slower by more than the matter margin when the
-    replaced pairs count, too: HEAD itself may disturb one pair after another.
-    """
+    """Return the decision; INCONCLUSIVE if HEAD only passes without the replaced pairs."""
     all_pct = decided.with_replaced_pct
     passes = decided.status in (Status.SAME, Status.FASTER)
     if all_pct is None or not passes or all_pct <= comparison.margins.matter_pct:

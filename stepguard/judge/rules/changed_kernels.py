@@ -83,9 +83,7 @@ def judged_kernels(comparison: Comparison, decided: Decision | None) -> Collecti
 
 
 def wants_profiles(comparison: Comparison) -> bool:
-    """Tell whether the next pair should end with a profile of each launch: this rule may decide
-    then, or after one of the pairs that follow.
-    """
+    """Tell whether the next pair should end with profiles, by which this rule may decide."""
     if comparison.pairs >= PROFILED_PAIRS or JUDGED_TIME not in comparison.head.gates:
         return False
     launches = (*comparison.head.launches, *comparison.base.launches)
@@ -122,9 +120,7 @@ def why_not_judged(comparison: Comparison) -> str:
 
 
 def unexplained_sds(steps: Sequence[float], explained: Sequence[float]) -> float:
-    """Return the part of the steps' mean that the kernels do not explain, in standard deviations of
-    such a mean of unchanged code. Both have a log-ratio for each pair.
-    """
+    """Return the mean that the kernels do not explain, in standard deviations of one."""
     longer = fmean(steps)
     least, most = range_in_step(fmean(explained))
     rest = longer - min(max(longer, least), most)
@@ -149,9 +145,7 @@ def _exchanges(comparison: Comparison) -> bool:
 
 
 def _copies_differ(head: Counts, base: Counts) -> bool:
-    """Tell whether copies that no kernel hides take longer or shorter, by what would be ignored of
-    kernels: a kernel may do a copy's work.
-    """
+    """Tell whether copies that no kernel hides differ: a kernel may do a copy's work."""
     sides = [_profile(counts).parts for counts in (head, base)]
     moved_us = abs(mean(sides[0].exposed_copies_us) - mean(sides[1].exposed_copies_us))
     return 100 * moved_us > KERNEL_MARGINS.ignore_pct * mean(sides[1].step_us)
@@ -165,8 +159,6 @@ def _matched(comparison: Comparison) -> Matched:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of all pairs: which differ, which show the pace, and what each took."""
-
     changed: Mask
     steady: Mask
     times: Times
@@ -194,9 +186,7 @@ class _Kernels:
         return [math.log1p(share) for share in longer.tolist()]
 
     def named(self) -> Mask:
-        """Return which of the kernels that differ moved by more than NAMED_SDS, in the direction in
-        which all of them together moved.
-        """
+        """Return which kernels moved by more than NAMED_SDS, as all of them together did."""
         pairs, step_us = len(self.step_us), float(self.step_us.mean())
         direction, moved = math.copysign(1.0, fmean(self.log_ratios())), self.changed.copy()
         for place in np.flatnonzero(self.changed):
@@ -232,8 +222,7 @@ def bounds_of(
     margins: Margins = KERNEL_MARGINS,
 ) -> Bounds:
     """Return the bounds on how much longer a step takes, as a log-ratio: from POWER_SHARE of what
-    its kernels take longer, to all of it. ``log_ratios`` has what they take longer in each pair, as
-    a log-ratio of the step. ``known`` is how that scatters.
+    its kernels take longer (``log_ratios``, which scatter as ``known``) to all of it.
     """
     found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
     low = min(found.low, POWER_SHARE * found.low)
@@ -253,9 +242,7 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
 
 
 def _margins(comparison: Comparison) -> Margins:
-    """Return the rule's margins. A case whose own ignore margin is wider than the default, or finer
-    than this rule's, has its own margins here, too.
-    """
+    """Return the rule's margins, or the case's if these are wider or finer."""
     wanted = comparison.margins
     finer = KERNEL_MARGINS.ignore_pct < wanted.ignore_pct <= MARGINS.ignore_pct
     return KERNEL_MARGINS if finer else wanted

@@ -19,9 +19,7 @@ LIMIT_PCT = 100 * (SLOWER_TIMES - 1)
 
 
 def rule(comparison: Comparison) -> Decision:
-    """Say `same` after the first pair that does not show a slowdown; SLOWER after SLOWER_PAIRS that
-    do. With fewer the pairs do not decide.
-    """
+    """Say `same` after a pair that shows no slowdown, SLOWER after SLOWER_PAIRS that do."""
     ratios = [_fastest_ms(head) / _fastest_ms(base) for head, base in comparison.paired_launches()]
     # What is shown is what is judged: not the means of all steps.
     said = partial(measured(comparison).say, estimate_pct=_pct(geometric_mean(ratios)))

@@ -33,9 +33,7 @@ def rule(comparison: Comparison) -> Decision | None:
 
 
 def why_not_same(comparison: Comparison) -> str:
-    """Return why the two steps are not known to be the same; empty if they are known to be. Times
-    do not matter here. Anything unknown is such a reason.
-    """
+    """Return why the two steps are not known to be the same, times aside; else empty."""
     head, base = comparison.head, comparison.base
     if not head.on_gpu:
         return "there is no GPU"
@@ -69,9 +67,7 @@ def why_not_bound(counts: Counts) -> str:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough on a GPU; empty if it was, or if a commit is compared with
-    itself: then all pairs are wanted.
-    """
+    """Return why one pair was not enough on a GPU; empty if it was, or if all are wanted."""
     if comparison.pairs <= 1 or comparison.same_commit or not comparison.head.on_gpu:
         return ""
     if why := why_not_same(comparison):

@@ -32,7 +32,6 @@ from stepguard.core.fingerprint import steers
 from stepguard.launch import torchrun
 from stepguard.launch.nodes.scheduler import (
     MARK,
-    LauncherError,
     Node,
     SharedLaunch,
     machine_id,
@@ -48,9 +47,7 @@ SAMPLES = "samples.jsonl"  # in the scratch folder; each line is a poll of all G
 
 
 def describe(proof: Path) -> None:
-    """Print a description of this node. ``proof`` is a file in the project's folder: if this node
-    has it, the nodes share their files.
-    """
+    """Print a description of this node. If it has the file ``proof``, nodes share files."""
     rank, nodes = node_of(os.environ)
     gpus, problem, unreadable = [], "", ""
     try:
@@ -125,9 +122,7 @@ def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
 
 
 def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
-    """Return the sampler of this node's GPUs. None if pytest samples them, or if they cannot be
-    sampled: a block without samples does not count.
-    """
+    """Return the sampler of this node's GPUs; None if pytest samples them, or none can."""
     if shared.spec.device == "cpu" or part.node == 0:
         return None
     try:
@@ -142,7 +137,6 @@ def _sample(sampler: Sampler, samples: BinaryIO) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End, running every ``finally``."""
     sys.exit(128 + number)
 
 
@@ -153,7 +147,7 @@ def main() -> None:
         if action == "run":
             sys.exit(run(path))
         describe(path)
-    except LauncherError as error:
+    except MachineError as error:
         sys.exit(str(error))
 
 

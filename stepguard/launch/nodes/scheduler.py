@@ -57,10 +57,6 @@ SIZE_AND_RANK = (
 )
 
 
-class LauncherError(Exception):
-    """A launcher that cannot be used. One sentence, with the remedy."""
-
-
 @dataclass(frozen=True)
 class Node:
     """A node, as it describes itself."""
@@ -84,21 +80,17 @@ class Launcher:
     nodes: tuple[Node, ...]
 
     def per_node(self, case: Case) -> int:
-        """Return the case's ranks on each node. Raises LauncherError if they cannot be shared
-        equally.
-        """
+        """Return the case's ranks on each node. Raises MachineError for unequal shares."""
         count = len(self.nodes)
         if case.world_size % count:
-            raise LauncherError(
+            raise MachineError(
                 f"{case.id} has {case.world_size} ranks, which {count} nodes cannot share equally; "
                 "deselect it, or use another number of nodes"
             )
         return case.world_size // count
 
     def preflight(self) -> str:
-        """Return why GPUs of another node are not fit to measure on; empty if all are. Raises
-        MachineError if a node's GPUs cannot be checked.
-        """
+        """Return why GPUs of another node are not fit to measure on; empty if all are."""
         for node in self.nodes[1:]:
             if node.unreadable:
                 raise MachineError(f"{node.host}: {node.unreadable}")
@@ -133,43 +125,36 @@ def identity(case: Case, launcher: Launcher | None) -> dict[str, Any]:
 
 
 def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this node's rank and the number of nodes. Raises LauncherError if no variable has
-    them, or if their values are wrong.
-    """
+    """Return this node's rank and the number of nodes. Raises MachineError."""
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
             numbers = environment[rank], environment[size]
             if not all(text.isdecimal() for text in numbers) or int(numbers[0]) >= int(numbers[1]):
-                raise LauncherError(f"{rank}={numbers[0]} is no node's rank of {size}={numbers[1]}")
+                raise MachineError(f"{rank}={numbers[0]} is no node's rank of {size}={numbers[1]}")
             return int(numbers[0]), int(numbers[1])
     names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
-    raise LauncherError(
+    raise MachineError(
         f"the launcher sets none of {names} on {socket.gethostname()}: "
         "srun and mpirun set them, for each process that they start"
     )
 
 
 def survey(text: str, root: Path) -> Launcher:
-    """Ask every node that the launcher ``text`` starts on to describe itself.
-
-    Raises LauncherError, which says what mends it, if nothing can be measured on these nodes.
-    """
+    """Ask every node to describe itself. Raises MachineError if it cannot measure."""
     launcher = describe_nodes(text, root)
     if problem := unfit(launcher.nodes, machine_id()):
-        raise LauncherError(problem)
+        raise MachineError(problem)
     return launcher
 
 
 def describe_nodes(text: str, root: Path) -> Launcher:
-    """Ask the nodes, and return their answers unchecked, by rank. Raises LauncherError if the
-    command does not run, or if no node answers.
-    """
+    """Ask the nodes, and return their answers by rank. Raises MachineError without one."""
     try:
         command = tuple(shlex.split(text))
     except ValueError as error:
-        raise LauncherError(f"{text!r} is no command: {error}") from None
+        raise MachineError(f"{text!r} is no command: {error}") from None
     if not command:
-        raise LauncherError(f"{text!r} is no command: srun --nodes=2 --ntasks-per-node=1 is one")
+        raise MachineError(f"{text!r} is no command: srun --nodes=2 --ntasks-per-node=1 is one")
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
     keep_out_of_git(folder)
@@ -183,15 +168,13 @@ def describe_nodes(text: str, root: Path) -> Launcher:
     lines = [line.partition(MARK)[2] for line in output.splitlines() if MARK in line]
     if status or not lines:
         last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
-        raise LauncherError(f"{shlex.join(command)} ended with {status}: {last}")
+        raise MachineError(f"{shlex.join(command)} ended with {status}: {last}")
     nodes = [msgspec.json.decode(line, type=Node) for line in lines]
     return Launcher(command, tuple(sorted(nodes, key=lambda node: node.rank)))
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of on_node.py. It begins with ``env``, since a launcher may not pass
-    on the environment.
-    """
+    """Return the command line of on_node.py: a launcher may not pass on the environment."""
     path = f"PYTHONPATH={torchrun.ENGINE.parent}"
     return [
         "env",
@@ -202,7 +185,7 @@ def on_each_node(*arguments: object) -> list[str]:
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Run a launcher to its end. Return its status and what it wrote. Raises LauncherError."""
+    """Run a launcher to its end. Return its status and what it wrote. Raises MachineError."""
     try:
         process = subprocess.Popen(
             command,
@@ -214,15 +197,13 @@ def _run(command: list[str]) -> tuple[int, str, str]:
             start_new_session=True,  # a Ctrl-C at the terminal reaches only this process
         )
     except OSError as error:
-        raise LauncherError(f"{command[0]} cannot be started: {error.strerror}") from None
+        raise MachineError(f"{command[0]} cannot be started: {error.strerror}") from None
     try:
         output, errors = process.communicate(timeout=SURVEY_LIMIT_S)
         return process.returncode, output, errors
     except subprocess.TimeoutExpired:
         text = f"{shlex.join(command[:-1])} has not ended after {SURVEY_LIMIT_S:.0f} s"
-        raise LauncherError(
-            f"{text}: does the job have so many nodes, and are they free?"
-        ) from None
+        raise MachineError(f"{text}: does the job have so many nodes, and are they free?") from None
     finally:
         if process.poll() is None:
             process.terminate()  # not SIGKILL: srun would leave its tasks
@@ -239,9 +220,7 @@ def machine_id() -> str:
 
 
 def unfit(nodes: Sequence[Node], here: str) -> str:
-    """Return why cases cannot be spread over these nodes, with the remedy; empty if they can.
-    ``here`` is the machine_id() of this process.
-    """
+    """Return why cases cannot be spread over these nodes, with the remedy; else empty."""
     first, count = nodes[0], nodes[0].nodes
     ranks = [node.rank for node in nodes]
     if len(set(ranks)) < len(ranks):
@@ -347,12 +326,12 @@ def start(
 
 def free_port() -> int:
     """Return a free port. Every node knows it seconds before node 0 listens on it, so no other
-    process may get it from the kernel meanwhile. Raises LauncherError if no port is free.
+    process may get it from the kernel meanwhile. Raises MachineError if no port is free.
     """
     for port in random.sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
             return int(probe.getsockname()[1])
-    raise LauncherError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
+    raise MachineError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
 
 
 def launcher_token(token: str) -> str:
@@ -361,9 +340,7 @@ def launcher_token(token: str) -> str:
 
 
 def end_launcher(token: str, spare: int = 0) -> None:
-    """Ask all processes with the launcher's token to end. After ASK_LIMIT_S kill those that are
-    left on this host. The process ``spare`` is left alone.
-    """
+    """End all processes with the launcher's token, but for ``spare``."""
     for pid in pids_by_token(token):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):

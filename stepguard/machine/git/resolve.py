@@ -50,10 +50,7 @@ class Chosen:
 
 
 def resolve(root: Path, rev: str) -> Named:
-    """Return the commit that ``rev`` names: a branch, a remote's branch, a tag, a hash, ``HEAD~2``.
-
-    Raises TreeError if there is no git, no repository, no such revision, or more than one.
-    """
+    """Return the one commit that ``rev`` names, "main" or "HEAD~2". Raises TreeError."""
     top, below = _repository(root)
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
@@ -81,10 +78,7 @@ class Main:
 
 
 def main_branch(root: Path, rev: str = "") -> Main:
-    """Return the branch that HEAD will be merged into: ``rev``, or else the main branch.
-
-    Raises TreeError if none is known, or if HEAD shares no commit with it.
-    """
+    """Return the branch that HEAD will go into: ``rev``, or the main one. Raises TreeError."""
     if rev:
         named = resolve(root, rev)
         name, tip = named.shown, named.commit
@@ -102,9 +96,7 @@ def main_branch(root: Path, rev: str = "") -> Main:
 
 
 def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
-    """Return the text of each JSON file that a folder of the repository had at a commit, by its
-    path below the folder. Raises TreeError if the folder is not in the repository, or git fails.
-    """
+    """Return the text of each JSON file of a folder at a commit, by path. Raises TreeError."""
     top, _ = _repository(root)
     inside, own = folder.resolve(), top.resolve()
     if not inside.is_relative_to(own):
@@ -181,9 +173,7 @@ def has_commit(root: Path, tip: str, commit: str) -> bool:
 
 
 def left_behind(root: Path, rev: str, commit: str) -> str:
-    """Return a sentence if HEAD lacks commits of another revision, for example because main has
-    newer ones. Empty if HEAD has them all, or if the two share no commit.
-    """
+    """Return a sentence if HEAD lacks commits of another revision, such as newer ones."""
     both = (git(root, "merge-base", "HEAD", commit) or "").strip()
     if both in ("", commit):
         return ""
@@ -210,9 +200,7 @@ def _repository(root: Path) -> tuple[Path, str]:
 
 
 def _commits(root: Path, *names: str) -> dict[str, str]:
-    """Return the full hash of the commit that each name means, by name; empty if the repository has
-    no such commit.
-    """
+    """Return the full hash that each name means; empty if the repository lacks the commit."""
     # One process for all names. It reads one name from each line. No name has a control character,
     # at which a name or an answer might end too early.
     asked = [name for name in names if name and not _CONTROL.search(name)]
@@ -275,7 +263,5 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
 
 
 def is_shallow(root: Path) -> bool:
-    """Tell whether a clone lacks older commits. In such a clone git may take a commit of main for
-    one of the branch's own.
-    """
+    """Tell whether a clone lacks older commits: git may then take main's for the branch's."""
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"

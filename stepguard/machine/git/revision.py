@@ -50,9 +50,7 @@ _tops: dict[Path, Path] = {}  # the repository's folder, by a folder in it
 
 @dataclass(frozen=True)
 class Revision:
-    """A tree's commit. ``dirty`` lists the files that differ from it, apart from baselines and from
-    documents of runs.
-    """
+    """A tree's commit, and the files that differ from it, without baselines and documents."""
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
@@ -95,9 +93,7 @@ class Checkout:
     watched: frozenset[str] = frozenset()  # the files in git's index
 
     def revision(self, baselines: Path | None) -> Revision:
-        """Return the tree's revision. Baseline files in ``baselines`` may differ from the commit;
-        if it is None, no file may.
-        """
+        """Return the tree's revision. Files in ``baselines`` may differ; None: no file may."""
         if self.top is None:  # it is not known to be clean
             return Revision(self.commit, self.differing)
         top = self.top
@@ -109,18 +105,12 @@ class Checkout:
 
 
 def current(root: Path, baselines: Path | None) -> Revision:
-    """Return the revision of ``root``; an empty one if there is no repository or no git.
-
-    Baseline files in ``baselines`` may differ from the commit; if it is None, no file may. An
-    untracked document of a run is not part of the tree, wherever it lies.
-    """
+    """Return the revision of ``root``; empty without git. Files of ``baselines`` may differ."""
     return checkout(root).revision(baselines)
 
 
 def checkout(root: Path) -> Checkout:
-    """Return what git says of ``root``; an empty answer if there is no repository or no git. An
-    untracked document of a run is not part of the tree.
-    """
+    """Return what git says of ``root``; nothing if there is no repository or no git."""
     if _holder_of_git(root) is None:
         return Checkout()
     # git would list a rename as two entries. By default it lists an untracked folder in place of
@@ -154,9 +144,7 @@ def _path_of(entry: str) -> str:
 
 
 def top_of(root: Path) -> Path | None:
-    """Return the folder of the repository that ``root`` is in; None if git names none. git is asked
-    again only if another folder may be the answer now.
-    """
+    """Return the folder of the repository that ``root`` is in; None if git names none."""
     real = root.resolve()
     known = _tops.get(real)
     if known is None or known != _holder_of_git(root):
@@ -169,23 +157,18 @@ def top_of(root: Path) -> Path | None:
 
 
 def _holder_of_git(folder: Path) -> Path | None:
-    """Return the nearest folder at or above this one that has an entry .git; None if none has. Then
-    git would find no tree either, and need not be asked.
-    """
+    """Return the nearest folder with an entry .git; without one git need not be asked."""
     real = folder.resolve()
     return next((one for one in (real, *real.parents) if os.path.exists(one / ".git")), None)
 
 
 def _listed(top: Path) -> list[tuple[str, str]]:
-    """Return the files in git's index, each with the letter of how git looks at it."""
     lines = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     return [(line[:1], line[2:]) for line in lines if line]
 
 
 def _unwatched(top: Path, listed: Collection[tuple[str, str]]) -> list[str]:
-    """Return the files that git does not look at (assume-unchanged, skip-worktree). They may have
-    changed, or be gone. Files that a sparse checkout leaves out are not returned.
-    """
+    """Return the files that git does not look at, though they should be there."""
     marked = [path for how, path in listed if how == "S" or how.islower()]
     if not marked or (git(top, "config", "--bool", "core.sparseCheckout") or "").strip() != "true":
         return marked
@@ -208,27 +191,21 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 
 def is_tracked(path: Path) -> bool:
-    """Tell whether git has a file of that name in its index, whatever the file holds now. Its
-    folder may be gone.
-    """
+    """Tell whether git has a file of that name in its index, whatever it holds now."""
     above = path.parent.resolve()
     top = _holder_of_git(above)
     return top is not None and bool(git(top, "ls-files", "--", str(above / path.name)))
 
 
 def tracked_files(root: Path, *paths: Path) -> list[str]:
-    """Return which of these files, and of the files in these folders, git tracks. The names are
-    relative to ``root``. Empty if git fails.
-    """
+    """Return which of these files, or files in these folders, git tracks; empty if git fails."""
     # A submodule's files count as tracked: the outer commit names the submodule's commit.
     listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
     return [path for path in (listed or "").split("\0") if path]
 
 
 def untracked(root: Path, paths: Iterable[Path], tracked: Iterable[str]) -> list[Path]:
-    """Return the files that are not among the ``tracked`` ones (see tracked_files()), or of which
-    git tracks only a link.
-    """
+    """Return the files that are not ``tracked``, or of which git tracks only a link."""
     # Not by Path.resolve(), which fails at a link that leads to itself.
     there = {os.path.realpath(root / path) for path in tracked}
     return [path for path in paths if path.is_symlink() or os.path.realpath(path) not in there]
@@ -250,18 +227,14 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
 
 
 def _is_baseline(path: Path, baselines: Path | None) -> bool:
-    """Accept only the baseline files themselves: --perf-baselines=. must not excuse the whole
-    tree.
-    """
+    """Accept only baseline files: --perf-baselines=. must not excuse the whole tree."""
     if baselines is None:
         return False
     return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
 
 
 def _is_document(path: Path) -> bool:
-    """Tell whether an untracked file is the document of a run, or its page. A report that an
-    earlier run wrote beside the sources does not change the sources.
-    """
+    """Tell whether an untracked file is the document or the page of a run: no source."""
     if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
         return False
     try:

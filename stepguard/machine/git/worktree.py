@@ -58,10 +58,8 @@ class Tree:
 
 @contextlib.contextmanager
 def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
-    """Check out the tree of ``rev`` beside ``root``. It is removed at the end, whatever happens.
-
-    ``notice`` gets a sentence for each tree of a killed run that was removed, and for all that
-    could not be removed. Raises TreeError if the tree cannot be checked out, or is incomplete.
+    """Check out the tree of ``rev`` beside ``root`` for the block. ``notice`` gets a sentence for
+    each tree that a killed run left, or that cannot be removed. Raises TreeError.
     """
     named = resolve(root, rev)
     folder = root.resolve() / FOLDER / "trees"
@@ -101,9 +99,7 @@ def share(tree: Tree, root: Path, paths: Iterable[str]) -> None:
 
 
 def _untracked(top: Path, path: Path) -> bool:
-    """Tell whether a path is in the tree at ``top``, and git tracks neither it nor what it leads
-    to.
-    """
+    """Tell whether git tracks neither a path in the tree at ``top`` nor what it leads to."""
     own = os.path.realpath(top)
     inside = [one for one in {path, Path(os.path.realpath(path))} if one.is_relative_to(own)]
     return path in inside and all(git(top, "ls-files", "--", str(one)) == "" for one in inside)
@@ -122,9 +118,7 @@ def _link(data: Path, place: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from claiming or giving up trees during the block. Raises TreeError if
-    another process has the lock for more than LOCK_LIMIT_S.
-    """
+    """Keep other processes from claiming or giving up trees. Raises TreeError if none can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_out_of_git(folder.parent)
@@ -149,7 +143,6 @@ def _not_made(path: Path, error: OSError) -> str:
 
 
 def _locked(file: TextIO) -> bool:
-    """Lock the file. Return False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -158,9 +151,7 @@ def _locked(file: TextIO) -> bool:
 
 
 def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
-    """Choose a name for a tree. Return its path and its lock, which lasts until the file is
-    closed.
-    """
+    """Choose a name for a tree. Return its path and its lock, until that is closed."""
     path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
     try:
         lock = path.with_suffix(".lock").open("x")
@@ -174,7 +165,6 @@ def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
 
 
 def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
-    """Remove trees that no process has locked."""
     for path in sorted(folder.glob("*.lock")):
         try:
             with path.open() as lock:
@@ -210,10 +200,8 @@ def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice)
 
 
 def _remove(root: Path, path: Path) -> str:
-    """Remove a tree and its entry in the repository. Return a sentence if that fails.
-
-    ``git worktree prune`` is not used: it would also forget other worktrees whose disk is not
-    mounted. --force is given twice, since git leaves an entry locked if it dies.
+    """Remove a tree and its entry; return a sentence if that fails. Prune would forget worktrees
+    whose disk is not mounted. A second --force also removes what is locked.
     """
     try:
         for parent, folders, _ in os.walk(path):
@@ -234,9 +222,7 @@ def _remove(root: Path, path: Path) -> str:
 def _worktree(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Run git worktree. Repeat it if it fails because another process is writing or removing an
-    entry: git reads all entries, and locks none.
-    """
+    """Run git worktree. Repeat it while another process writes or removes an entry."""
     plain = [part for setting in PLAIN for part in ("-c", setting)]
     for pause_s in (*COLLISION_PAUSES_S, None):
         done = run_git(root, *plain, "worktree", *arguments, limit_s=limit_s)
@@ -304,9 +290,7 @@ def _leads_back(link: Path, top: Path) -> bool:
 
 
 def _files(path: Path, *arguments: str) -> list[str]:
-    """Return what git lists of a tree. Raises TreeError if git fails: an empty list would mean that
-    nothing is there.
-    """
+    """Return what git lists of a tree. Raises TreeError: an empty list would mislead."""
     done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
     if done is None or done.returncode != 0:
         why = complaint(done.stderr) if done else "no answer"

@@ -36,11 +36,7 @@ def exclusive(
     folder: Path = FOLDER,
     limit_s: float = WAIT_LIMIT_S,
 ) -> Iterator[None]:
-    """Lock the GPUs during the block. Wait ``limit_s`` seconds at most.
-
-    Raises GpuLocked if another process, which it names, still has a lock then, or if a lock file
-    cannot be used.
-    """
+    """Lock the GPUs during the block, or raise GpuLocked after ``limit_s``."""
     until = time.monotonic() + limit_s
 
     @contextlib.contextmanager
@@ -116,7 +112,6 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _noted(handle: int, command: str) -> Iterator[None]:
-    """Write into the file which process has the lock, for the processes that wait."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"process {os.getpid()} since {since} ({command})"
     os.ftruncate(handle, 0)

@@ -48,9 +48,7 @@ class Sample:
 
 
 def slowdown(bits: int) -> str:
-    """Return the slowdowns among the driver's throttle reasons, in words; empty if there are
-    none.
-    """
+    """Return the slowdowns among the driver's throttle reasons, in words."""
     return ", ".join(text for bit, text in SLOWDOWN_BITS.items() if bits & bit)
 
 
@@ -77,17 +75,13 @@ def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | Non
 
 @dataclass(frozen=True)
 class _Gpu:
-    """One GPU during a block."""
-
     samples: Sequence[Sample]
     seconds: float
     strangers: frozenset[str]  # unexpected processes, in words
 
     @property
     def energy_j(self) -> float | None:
-        """Return the rise of the energy counter between first and last sample, scaled to the
-        block.
-        """
+        """Return the rise of the energy counter over the samples, scaled to the block."""
         if len(self.samples) < 2:
             return None
         first, last = self.samples[0], self.samples[-1]
@@ -168,7 +162,7 @@ HIDDEN_MEMORY_BYTES = 2 << 30  # if more is in use, there is a process that NVML
 
 
 class MachineError(Exception):
-    """A machine that cannot be read, or is not fit. One sentence, with the remedy."""
+    """A machine or a launcher of several that cannot be used. One sentence, with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +176,12 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order; empty without a driver.
-
-    Raises MachineError if a driver is there but does not answer: that is no CPU machine.
-    """
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, or raise MachineError."""
     return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def known_gpus() -> int:
-    """Return how many GPUs this machine or container has. Those that CUDA_VISIBLE_DEVICES hides
-    count, too. Raises MachineError as visible_gpus() does.
-    """
+    """Return how many GPUs this machine has, also hidden ones. Raises MachineError."""
     return len(_all_gpus())
 
 
@@ -249,10 +238,8 @@ class Sampler:
         self._next = 0.0
 
     def preflight(self) -> str:
-        """Return why a GPU is not fit to measure on, with the remedy; empty if all are.
-
-        A process that has ended may be listed for seconds, so a failed check is repeated. Raises
-        MachineError if the machine cannot be asked.
+        """Return why a GPU is not fit to measure on, with the remedy; empty if all are. It is
+        repeated, since an ended process may be listed for seconds. Raises MachineError.
         """
         until = time.monotonic() + GONE_LIMIT_S
         while (problem := self._problem()) and time.monotonic() < until:
@@ -270,9 +257,7 @@ class Sampler:
         return ""
 
     def poll(self) -> list[Sample | None]:
-        """Return a sample of every GPU, None for one that cannot be read. Empty if the last poll
-        was less than SAMPLE_S ago.
-        """
+        """Return a sample of each GPU, None for an unreadable one; empty within SAMPLE_S."""
         now = time.monotonic()
         if now < self._next:
             return []
@@ -281,9 +266,8 @@ class Sampler:
 
 
 class Monitor:
-    """Watches the GPUs of a case while its blocks run. ``gpus`` are listed by rank, over all nodes.
-    This host is the first node and has ``per_node`` of them. Ranks of other nodes send their
-    samples.
+    """Watches a case's ``gpus``, by rank over all nodes, while its blocks run. This host has the
+    first ``per_node``; other ranks send their samples.
     """
 
     def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:
@@ -294,15 +278,11 @@ class Monitor:
         self._expected: Expected = ()
 
     def preflight(self) -> str:
-        """Return why a GPU of this host is not fit to measure on; empty if all are. Raises
-        MachineError if the machine cannot be asked.
-        """
+        """Return why a GPU of this host is unfit; empty if none is. Raises MachineError."""
         return self._sampler.preflight()
 
     def expect(self, *groups: Sequence[int]) -> None:
-        """Set which processes may be on the GPUs from now on. Each group has the process ids of one
-        worker group, by rank.
-        """
+        """Set which processes may be on the GPUs from now on: by group and rank."""
         self._expected = groups
 
     def poll(self) -> None:

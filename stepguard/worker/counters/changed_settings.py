@@ -1,9 +1,7 @@
 """What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
 
-Any code may set them, and the launched kernels need not show it: for example another precision of
-products, or a thread that now and then takes the interpreter's time. All of them are part of the
-identity of a GPU's step. Those that mean the same on every machine are counted if the workload
-changed them.
+Any code may set them, and the launched kernels need not show it. All are part of the identity of a
+GPU's step. Those that mean the same on every machine are counted if the workload changed them.
 """
 
 import gc
@@ -112,9 +110,7 @@ def everywhere() -> dict[str, object]:
 
 
 def _modes() -> str:
-    """Return the classes of torch's modes that are on, outermost first: each sees every call, and
-    takes its time. A default device is one of them, "DeviceContext".
-    """
+    """Return the classes of torch's modes that are on, outermost first: each takes time."""
     on = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     return ", ".join(type(mode).__name__ for mode in on) or "none"
 

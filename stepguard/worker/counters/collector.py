@@ -22,9 +22,7 @@ def own_collections() -> Iterator[None]:
 
 
 def note_frozen() -> int:
-    """Return a key that stands for the objects that are frozen now. With it live_objects() tells
-    whether more were frozen later. Counting frozen objects instead would take 30 ms of each launch.
-    """
+    """Return a key for the objects that are frozen now. To count them would take 30 ms."""
     frozen = -1 - len(_marks)
     _marks[frozen] = _Mark()
     return frozen
@@ -59,9 +57,7 @@ def collect() -> int:
 
 
 def with_finalizer() -> list[Any]:
-    """Return the living objects that have a finalizer. Return none if another thread runs: it may
-    free some at any time.
-    """
+    """Return the living objects with a finalizer; none if a thread may free some."""
     return of_classes(gc.get_objects() if threading.active_count() == 1 else [], _has_finalizer)
 
 
@@ -87,9 +83,7 @@ def _has_finalizer(kind: type) -> bool:
 
 
 def collect_frozen(frozen: int) -> int:
-    """Collect the garbage that the workload froze since the last call of live_objects(). Return the
-    number of its objects. Other garbage is collected first, and does not count.
-    """
+    """Collect garbage that was frozen since live_objects(). Return the number of objects."""
     gc.collect()
     if not hides_more(frozen):
         return 0

@@ -76,11 +76,7 @@ def unique_graphs() -> int:
 
 
 def generated_kernels() -> int:
-    """Return how many kernels were generated for this process's graphs so far.
-
-    The number is the same with a cold and a warm cache on disk: torch stores it with each cached
-    graph and adds it when the graph is loaded.
-    """
+    """Return how many kernels were generated for this process's graphs, stored ones too."""
     metrics = sys.modules.get("torch._inductor.metrics")
     return int(getattr(metrics, "generated_kernel_count", 0))
 
@@ -95,22 +91,17 @@ def uncached_graphs() -> int:
 
 
 def _found_graphs() -> int:
-    """Return how many graphs, and traces of them, the cache on disk had."""
     found = _counters("inductor").get("fxgraph_cache_hit", 0)
     return found + _counters("aot_autograd").get("autograd_cache_hit", 0)
 
 
 def missed_graphs() -> int:
-    """Return how many graphs this process compiled since the cache on disk did not have them. From
-    then on it has them.
-    """
+    """Return how many graphs were compiled since the cache on disk did not have them."""
     return _counters("inductor").get("fxgraph_cache_miss", 0)
 
 
 def compiled_afresh() -> bool:
-    """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
-    have. No counter says whether the kernels of such a graph were cached.
-    """
+    """Tell whether a graph was compiled that the cache did not have, or cannot have."""
     if missed_graphs() or _counters("inductor").get("fxgraph_cache_bypass", 0):
         return True
     # If the cache is switched off, its counters are all zero.
@@ -189,9 +180,7 @@ def _counters(category: str) -> dict[str, int]:
 
 
 def _records() -> list[Any]:
-    """Return a record for each compilation, oldest first, without those that only ran
-    (autotuning).
-    """
+    """Return a record for each compilation, oldest first, without those that only ran."""
     read = _utils("get_compilation_metrics") or list
     return [record for record in read() if not getattr(record, "is_runtime", False)]
 
@@ -214,18 +203,15 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_given_up(record: Any) -> bool:
-    """Return whether an older torch gave the frame up, which leaves neither an error nor guards.
-
-    A frame with nothing to compile was not given up: its record has an ir_count.
+    """Return whether an older torch gave the frame up, without an error or guards. One with nothing
+    to compile has an ir_count.
     """
     seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
     return record.is_forward is True and all(value is None for value in seen)
 
 
 def _compilation(record: Any, records: list[Any]) -> Site:
-    """Return the Site of a record. If the record does not say whose frame it is, other ``records``
-    may.
-    """
+    """Return the Site of a record. Other ``records`` may say whose frame it is."""
     guard = _guard(record.recompile_reason)
     if _is_limit(record):
         what = f"recompile limit reached: {guard}"
@@ -289,9 +275,7 @@ def _first_line(text: str) -> str:
 
 
 def count_graphs(tally: Tally, counted: RankStep) -> None:
-    """Count graphs, graphs that no cache keeps, graph breaks and generated kernels of this process
-    so far.
-    """
+    """Count this process's graphs, those not cached, graph breaks and generated kernels."""
     breaks = graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
     tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
@@ -301,11 +285,7 @@ def count_graphs(tally: Tally, counted: RankStep) -> None:
 
 
 def count_recompiles(tally: Tally, seen: Recompiles) -> None:
-    """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
-
-    A function that torch gave up runs eagerly and no longer recompiles. So it counts here:
-    otherwise it would look steady.
-    """
+    """Count compilations while ``seen`` was active, and functions that torch gave up."""
     given_up = [site for site in recompile_limits() if site not in seen.sites]
     sites = merge([*seen.sites, *given_up])
     tally.add("recompiles", [seen.compilations + len(given_up)], sites=[sites])

@@ -15,10 +15,10 @@ from stepguard.worker.counters import (
     memory_counters,
     numbers,
     operators,
+    profiled_steps,
     python_lines,
     sync_candidates,
     syncs,
-    traced_calls,
 )
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import growing_segments, on_gpu
@@ -32,7 +32,7 @@ COUNTERS = (
     changed_settings.COUNTER,
     compiler.COUNTER,
     memory_counters.COUNTER,  # before the profiler, whose records lie between live tensors
-    traced_calls.COUNTER,
+    profiled_steps.COUNTER,
     syncs.COUNTER,  # of the traced steps
     generated_kernels.COUNTER,  # after the profile, to whose rows it adds
     python_lines.COUNTER,
@@ -59,10 +59,8 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> Tally:
 def count_without_compiler(
     counted: RankStep, progress: Callable[[str], None], tally: Tally
 ) -> None:
-    """Add the second part's counts to those of the first, and the lines of some of both.
-
-    Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
-    so the launch cannot go on.
+    """Add the second part's counts to those of the first, and lines of both. Raises
+    torch.OutOfMemoryError, after which the other ranks wait: the launch cannot go on.
     """
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():

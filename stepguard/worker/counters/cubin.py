@@ -32,6 +32,7 @@ _INSTRUCTION = re.compile(
 )
 _ATOMIC = re.compile(r"ATOM[GS]?|RED[GS]?|UTMAREDG")
 _TENSOR_CORE = re.compile(r"(UTC)?[A-Z]G?MMA")
+_KINDS = (_ALL := "instructions", "fp64", "tensor_core", "atomic")  # fields of MachineCode
 _FP64 = re.compile(r"D(ADD|MUL|FMA|SETP|MNMX|MMA)")
 _FP64_FORM = re.compile(r"\.(F64|\w+64H)\b")  # F2F.F64.F32, MUFU.RCP64H
 
@@ -49,16 +50,6 @@ class Cubin:
     registers: int  # of a thread
     spill_bytes: int  # of a thread
     code: bytes
-
-
-@dataclass(frozen=True)
-class Instructions:
-    """How many instructions a kernel has, without padding, and how many of some kinds."""
-
-    all: int
-    fp64: int
-    tensor_core: int
-    atomic: int
 
 
 def read_cubin(image: bytes) -> Cubin:
@@ -113,10 +104,8 @@ def _attributes(content: bytes) -> Iterator[tuple[tuple[int, int], int]]:
         at += size if form == _VALUE_FOLLOWS else 0
 
 
-def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[Instructions]:
-    """Return the instructions of each cubin, of which there is at least one. All must be of one
-    architecture. Raises CubinError if the disassembler cannot read them.
-    """
+def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[dict[str, int]]:
+    """Return how many instructions each cubin has, and of some kinds. Raises CubinError."""
     first, *others = sorted({cubin.architecture for cubin in cubins})
     if others:
         raise CubinError(f"kernels are of several architectures: {first}, {', '.join(others)}")
@@ -127,19 +116,15 @@ def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[Instruc
         if (at := int(offset, 16)) >= ends[-1]:
             raise CubinError(f"{disassembler} printed an instruction at {at:#x}, behind the code")
         kinds[bisect_right(ends, at)].update(_kinds(name, form))
-    if not all(counts["all"] for counts in kinds):
+    if not all(counts[_ALL] for counts in kinds):
         raise CubinError(f"{disassembler} printed no instruction of a kernel")
-    return [Instructions(**{kind: counts[kind] for kind in _KINDS}) for counts in kinds]
-
-
-_KINDS = tuple(Instructions.__dataclass_fields__)
+    return [{kind: counts[kind] for kind in _KINDS} for counts in kinds]
 
 
 def _kinds(name: str, form: str) -> Iterator[str]:
-    """Yield what an instruction is."""
     if name == "NOP":  # it fills the last line of code
         return
-    yield "all"
+    yield _ALL
     if _FP64.fullmatch(name) or _FP64_FORM.search(form):
         yield "fp64"
     if _TENSOR_CORE.fullmatch(name):

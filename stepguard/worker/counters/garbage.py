@@ -15,6 +15,7 @@ import torch
 from greenlet import greenlet
 
 from stepguard.core.metrics import GARBAGE
+from stepguard.core.profile import summed
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import (
     hides_more,
@@ -33,9 +34,7 @@ _FRAMES = 40  # of an allocation: a loader's line is below the lines of the load
 
 
 def locate_garbage(tally: Tally, counted: RankStep) -> None:
-    """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. The step runs
-    without the compiler.
-    """
+    """Add where counted garbage was made, without the compiler, and its pause."""
     if not counted.any_rank(tally.values.get(GARBAGE, 0) > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
@@ -52,9 +51,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
 
 
 def _pause_ms(counted: RankStep) -> float:
-    """Return how many ms the collector takes in PAUSED_STEPS steps, with the workload's settings
-    and with all objects of the process.
-    """
+    """Return how many ms the collector takes in PAUSED_STEPS steps, with all objects."""
     began, pauses_ns = 0, 0
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -83,9 +80,7 @@ def _pause_ms(counted: RankStep) -> float:
 
 @contextmanager
 def _traced() -> Iterator[None]:
-    """Have Python remember where it allocates inside the block, unless the workload already
-    does.
-    """
+    """Have Python remember where it allocates, unless the workload already does."""
     traces = tracemalloc.is_tracing()
     if not traces:
         tracemalloc.start(_FRAMES)
@@ -100,7 +95,6 @@ Made = tuple[str, tracemalloc.Traceback | None]  # an object's type, and the cal
 
 
 def _traces(counted: RankStep) -> Counter[Made]:
-    """Run a step, and collect, also what it froze. Return what was collected."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -131,10 +125,7 @@ def _made(things: Iterable[object]) -> list[Made]:
 
 
 def _places(traces: Counter[Made]) -> list[Site]:
-    """Return the lines that made most of the objects."""
-    counts: Counter[tuple[str, Place]] = Counter()
-    for (kind, trace), count in traces.items():
-        counts[kind, _made_at(trace)] += count
+    counts = summed(((kind, _made_at(trace)), n) for (kind, trace), n in traces.items())
     # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)

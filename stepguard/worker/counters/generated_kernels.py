@@ -9,14 +9,13 @@ Not seen: kernels of libraries, and those of Triton outside of a compiled region
 """
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepguard.core.metrics import FP64, OF_KERNELS, OPERATORS, SPILLS
-from stepguard.core.profile import MachineCode, Profile
+from stepguard.core.profile import MachineCode, Profile, summed
 from stepguard.core.site import Site
 from stepguard.core.text import listed
 from stepguard.trace.kernel_classes import operator_in, usual_classes
@@ -43,9 +42,7 @@ class Launched:
 
 
 def count_machine_code(tally: Tally, counted: RankStep) -> None:
-    """Count spill_bytes and fp64_kernels of all generated kernels that ran so far, each kernel
-    once, and add the machine code to the profile's rows. Call it after the steps are profiled.
-    """
+    """Count spill_bytes and fp64_kernels, after the profile, which gets the machine code."""
     try:
         codes = _machine_codes(list(launched()))
         profile = _with_machine_code(tally.profile, codes) if tally.profile else None
@@ -54,11 +51,9 @@ def count_machine_code(tally: Tally, counted: RankStep) -> None:
         tally.missing(reason, *OF_KERNELS)
         return
     tally.profile = profile
-    spills: Counter[str] = Counter()  # two graphs may have a kernel of one name
-    fp64: Counter[str] = Counter()
-    for (kernel, _), code in codes.items():
-        spills[kernel] += code.spill_bytes
-        fp64[kernel] += code.fp64
+    # Two graphs may have a kernel of one name.
+    spills = summed((kernel, code.spill_bytes) for (kernel, _), code in codes.items())
+    fp64 = summed((kernel, code.fp64) for (kernel, _), code in codes.items())
     tally.add_parts(SPILLS, [+spills])
     tally.add(FP64, [sum(code.fp64 > 0 for code in codes.values())], +fp64)
 
@@ -71,19 +66,14 @@ def _machine_codes(kernels: Sequence[Launched]) -> Codes:
             registers=cubin.registers,
             spill_bytes=cubin.spill_bytes,
             shared_bytes=kernel.shared_bytes,
-            instructions=counted.all,
-            fp64=counted.fp64,
-            tensor_core=counted.tensor_core,
-            atomic=counted.atomic,
+            **counted,
         )
         for kernel, cubin, counted in zip(kernels, cubins, instructions, strict=True)
     }
 
 
 def _with_machine_code(profile: Profile, codes: Codes) -> Profile:
-    """Return a profile whose rows have the machine code of their kernel and source. Raises
-    CubinError if a kernel of the compiler has none: it would count as zero.
-    """
+    """Return a profile with machine code. Raises CubinError if a kernel has none."""
     rows = [replace(row, machine_code=codes.get((row.name, row.code))) for row in profile.kernels]
     if lost := [row.name for row in rows if row.code and row.machine_code is None]:
         raise CubinError(f"the compiler's records lack {listed(lost, 1)}")
@@ -105,7 +95,6 @@ def hash_kernels() -> None:
 
 
 def _tuners() -> list[Any]:
-    """Return the compiler's records of the kernels in this process, each once."""
     compiler = sys.modules.get("torch._inductor.codecache")
     graphs = getattr(getattr(compiler, "PyCodeCache", None), "modules", ())
     values = (value for graph in list(graphs) for value in list(vars(graph).values()))
@@ -115,9 +104,7 @@ def _tuners() -> list[Any]:
 
 
 def launched() -> Iterator[Launched]:
-    """Yield the generated kernels that ran in this process, each once. Raises CubinError if the
-    compiler's records do not say where one is.
-    """
+    """Yield each generated kernel that ran. Raises CubinError if it is not known where."""
     seen: set[Path] = set()
     for tuner in _tuners():
         try:
@@ -158,9 +145,7 @@ def _disassembler() -> Path:
 
 
 def locate_machine_code(tally: Tally, counted: RankStep) -> None:
-    """Add the lines of the kernels that spill or use fp64: those that call the operators of which
-    the compiler made the kernel. Call it after the operators are counted.
-    """
+    """Add the lines of the kernels that spill or use fp64. Operators must be counted."""
     operators = [site for site in tally.sites.get(OPERATORS, ()) if site.file]
     for metric in OF_KERNELS:
         parts = tally.detail.get(metric, {}) if tally.values.get(metric) else {}
@@ -174,9 +159,7 @@ def locate_machine_code(tally: Tally, counted: RankStep) -> None:
 
 
 def _places(kernel: str, count: int, metric: str, operators: Sequence[Site]) -> list[Site]:
-    """Return a Site for each line that may be the kernel's. If there is none, or more than PLACES,
-    return one Site without a line.
-    """
+    """Return a Site for each line that may be the kernel's, or one without a line."""
     mine = [site for site in operators if operator_in(kernel, site.what)]
     # What a backward pass or an optimizer calls has the line that starts it.
     mine = [site for site in mine if not site.phase] or mine

@@ -66,9 +66,7 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def torchs_phase(innermost: FrameType | None) -> str:
-    """Return "backward" or "optimizer" if that part of torch makes the calls for the located line;
-    "" if the line makes them itself.
-    """
+    """Return "backward" or "optimizer" if that part of torch makes the calls; else ""."""
     within = itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
     for file, _, function in within:
         if (file, function) in _BACKWARD:
@@ -80,10 +78,7 @@ def torchs_phase(innermost: FrameType | None) -> str:
 
 
 def phase_at(innermost: FrameType | None) -> str:
-    """Return the phase that runs now in this thread: "backward", "optimizer", "forward" inside of a
-    module, or "" outside of all. A backward pass that computes the forward pass again is
-    "backward".
-    """
+    """Return the phase that runs now: "backward", "optimizer", "forward" in a module, or ""."""
     if phase := torchs_phase(innermost):
         return phase
     if torch._C._current_graph_task_id() != -1:  # a thread of autograd's has no frame that shows it
@@ -152,9 +147,7 @@ def _top(folder: str) -> Path:
 
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
-    """Return whether a frame's file is torch's, this engine's or the standard library's, or is no
-    file.
-    """
+    """Return whether a file is torch's, this engine's or the standard library's, or none."""
     # "<": <string>, <frozen ...> and the like are no files.
     if file.startswith(("<", TORCH, _ENGINE)):
         return True
@@ -163,9 +156,7 @@ def is_machinery(file: str) -> bool:
 
 
 def call_sources(innermost: FrameType | None) -> Iterator[str]:
-    """Yield the source of the calls that run now, innermost first: torch's own calls, and then the
-    first call outside of torch. The source of a call has all of its lines.
-    """
+    """Yield the source of the calls that run now: torch's own, then the first one outside."""
     while innermost is not None:
         file = innermost.f_code.co_filename
         if not file.startswith(_ENGINE):
@@ -207,11 +198,7 @@ def enclosing(file: str, line: int) -> Function | None:
 
 
 def qualified(file: str, line: int, name: str) -> str:
-    """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
-
-    Without readable source return the bare name. Without a name return that of the function around
-    the line.
-    """
+    """Return ``Block.forward`` for ``forward``; the bare name without readable source."""
     resumed = _RESUMED.match(name)
     name = resumed[1] if resumed else name
     function = enclosing(file, line)
@@ -261,9 +248,7 @@ class Origins:
                 self._made[number] = operator, locate(frames(sys._getframe()))
 
     def made(self) -> tuple[str, Place] | None:
-        """Return the forward operator of what runs now, and its line. None outside of a backward
-        pass, and if the node's operator was not seen.
-        """
+        """Return the forward operator of what runs now, and its line; None if unknown."""
         node = torch._C._current_autograd_node()
         return self._made.get(node._sequence_nr()) if node is not None else None
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from msgspec.structs import replace
 from torch._C._profiler import _EventType
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -24,17 +23,18 @@ from stepguard.core.metrics import (
     LEAK,
     PEAK,
 )
-from stepguard.core.site import Site, merge
+from stepguard.core.site import Site
 from stepguard.worker import torch_device
 from stepguard.worker.counters.collector import collect, collect_frozen, own_collections
 from stepguard.worker.counters.garbage import locate_garbage
-from stepguard.worker.counters.graph_nodes import locate_graph_nodes, nodes_alive
-from stepguard.worker.counters.kept_memory import locate_kept
-from stepguard.worker.counters.live_storages import (
+from stepguard.worker.counters.kept_memory import (
     bytes_of,
     gradients,
     live_storages,
     live_tensor_bytes,
+    locate_graph_nodes,
+    locate_kept,
+    nodes_alive,
 )
 from stepguard.worker.counters.syncs import site_here
 from stepguard.worker.counters.tally import (
@@ -44,6 +44,7 @@ from stepguard.worker.counters.tally import (
     RankStep,
     StepCounter,
     Tally,
+    per_step,
 )
 
 _PHASE = "stepguard.phase:"
@@ -51,11 +52,8 @@ _OUTSIDE = "before any phase"
 
 
 def count_memory(tally: Tally, counted: RankStep) -> None:
-    """Count what lives between steps, the peak, and what LEAK_STEPS steps leave. Where bytes are
-    not exact, count nodes and garbage only.
-
-    On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so no
-    byte would be exact (metrics.Scope.EXACT_MEMORY).
+    """Count what lives between steps, the peak, and what LEAK_STEPS steps leave; nodes and garbage
+    only where gloo's threads free, too, so that no byte is exact.
     """
     if counted.has(PEAK):
         _count_bytes(tally, counted)
@@ -86,22 +84,18 @@ def _count_bytes(tally: Tally, counted: RankStep) -> None:
 
 @contextmanager
 def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
-    """Count device_allocations_per_step over the LEAK_STEPS inside the block. Only those that a
-    call of empty_cache() causes have a line.
-    """
+    """Count device_allocations_per_step. Only those of empty_cache() have a line."""
     emptied: list[Site] = []
     what, before = "torch.cuda.empty_cache()", torch_device.allocator_calls()
     with torch_device.heard_empty_cache(lambda: emptied.append(site_here(what, counted.phases))):
         yield
     calls = {call: n - before[call] for call, n in torch_device.allocator_calls().items()}
-    per_step = _per_step(sum(calls.values()))
-    where = merge(emptied) if per_step else ()
-    sites = [replace(site, count=_per_step(site.count)) for site in where]
-    tally.add(DEVICE_ALLOCATIONS, [per_step], calls, [sites])
+    count = _per_step(sum(calls.values()))
+    tally.add(DEVICE_ALLOCATIONS, [count], calls, [per_step(emptied) if count else ()])
 
 
 def _per_step(count: int, steps: int = LEAK_STEPS) -> int:
-    return -(-count // steps)  # rounded up: one in four steps counts as one
+    return -(-count // steps)  # rounded up, as in per_step()
 
 
 def count_left(
@@ -131,9 +125,7 @@ def count_left(
 
 
 def _left(counted: RankStep) -> int:
-    """Run PERIOD steps. Return how many objects they leave to the collector. Objects that it frees
-    during the steps count, too.
-    """
+    """Run PERIOD steps. Return how many objects the collector freed, or has to free."""
     before = _collected()
     counted.run_period()
     left = collect()
@@ -141,14 +133,11 @@ def _left(counted: RankStep) -> int:
 
 
 def _collected() -> int:
-    """Return the number of objects that Python's collector has freed in this process."""
     return sum(generation["collected"] for generation in gc.get_stats())
 
 
 def _gpu_peaks(counted: RankStep) -> dict[str, int]:
-    """Return the peak of requested bytes by phase. It is exact, since allocator and phases run on
-    the host.
-    """
+    """Return the peak of requested bytes by phase. The host knows both, so it is exact."""
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
@@ -167,7 +156,6 @@ def _gpu_peaks(counted: RankStep) -> dict[str, int]:
 
 
 def _gpu_between(counted: RankStep) -> int:
-    """Return the bytes that live tensors asked for, after some more steps."""
     counted.run_period()
     return _gpu_bytes(counted)
 
@@ -202,9 +190,7 @@ def _cpu_between(counted: RankStep) -> int:
 
 
 def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
-    """Yield for each event the time, the address and the bytes, which are negative if it was
-    freed.
-    """
+    """Yield for each event the time, the address and the bytes, negative if freed."""
     rest = list(results.experimental_event_tree())
     while rest:
         event = rest.pop()
@@ -214,9 +200,7 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _cpu_growth(tally: Tally, counted: RankStep) -> int:
-    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
-    autograd or a bare storage.
-    """
+    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         # These steps do not count: the profile does not see frees of what was made before it.
         counted.run_period()
@@ -228,9 +212,7 @@ def _cpu_growth(tally: Tally, counted: RankStep) -> int:
 
 
 def _cpu_peaks(counted: RankStep) -> dict[str, int]:
-    """Return the peak by phase on a CPU: the bytes of storages that Python can reach when the step
-    begins, plus the highest running sum of the step's allocation events.
-    """
+    """Return the peak by phase on a CPU: what Python reaches at first, and what comes."""
     live = live_tensor_bytes(counted.frozen)
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with counted.phases.heard_by(_mark), profiled:
@@ -248,9 +230,7 @@ def _events(profiled: Any) -> Any:
 
 
 def running_peaks(events: Any, live: int) -> dict[str, int]:
-    """Return the peak bytes by phase: the highest sum of ``live`` and the "[memory]" events so
-    far.
-    """
+    """Return the peak bytes by phase, of ``live`` and the "[memory]" events."""
     peaks: dict[str, int] = {}
     now, running = _OUTSIDE, live
     peaks[now] = live

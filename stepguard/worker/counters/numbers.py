@@ -166,9 +166,7 @@ class StepReader:
         ]
 
     def read(self) -> dict[str, list[list[float | None]]]:
-        """Read all numbers from the device, once. Return by name those of each step; zeros for a
-        step that lacks what another step has.
-        """
+        """Read all numbers from the device, once. Return by name those of each step."""
         each = [
             (step, name, it.reshape(-1))
             for step, taken in enumerate(self._taken)
@@ -186,7 +184,6 @@ class StepReader:
 
 
 def _names(frozen: int) -> dict[int, tuple[str, Tensor]]:
-    """Return the shortest name of each parameter that a module owns, by the parameter's id."""
     modules = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.nn.Module))
     inner = {id(child) for module in modules for child in module.children()}
     names: dict[int, tuple[str, Tensor]] = {}
@@ -245,7 +242,6 @@ def _thirds(gradient: Any) -> Tensor:
 
 
 def _norm(flat: Tensor) -> Tensor:
-    """Return the norm of all elements, in double precision, on the device."""
     exact = torch.promote_types(flat.dtype, torch.float32)
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=exact)
@@ -258,7 +254,6 @@ def _together(norms: list[Tensor]) -> Tensor:
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    """Return a copy of some elements, evenly spaced."""
     flat = _local(parameter)
     return flat[:: -(-flat.numel() // SAMPLED) or 1].clone()
 
@@ -271,9 +266,7 @@ def _is_option(value: object) -> bool:
 
 
 def _said(value: object) -> object:
-    """Return an option's value in one form, whatever its type. The last digits of a schedule follow
-    from the order of its products.
-    """
+    """Return an option's value in one form. A schedule's last digits follow from the order."""
     if isinstance(value, list | tuple):
         return tuple(map(_said, value))
     if isinstance(value, Tensor):

@@ -29,9 +29,7 @@ _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts every ATen operator that reaches the dispatcher's Python key, with those of the
-    backward pass. With ``by_form`` an operator's name has the form that its arguments choose.
-    """
+    """Counts every operator that is dispatched; ``by_form`` also by its arguments' form."""
 
     def __init__(self, by_form: bool = True) -> None:
         super().__init__()
@@ -73,15 +71,12 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += direct
 
     def callers(self) -> dict[str, dict[str, int]]:
-        """Return the callers of each "file function", with how many operators the function calls
-        for each of them: 0 if only functions that it calls do.
-        """
+        """Return the callers of each "file function", with the operators it calls for each."""
         return {function: dict(counts) for function, counts in self._callers.items()}
 
     def sites(self) -> tuple[Site, ...]:
         """Return a Site for each operator and line. The line of a backward pass is the one that
-        starts it, with the operator of the forward pass beside it. An operator that only a backward
-        pass or an optimizer calls has that phase.
+        starts it, beside the forward operator.
         """
         return merge(
             site_at(name, place, min(self._phases[name, place]), count)
@@ -125,9 +120,7 @@ def count_operators(tally: Tally, counted: RankStep) -> None:
 
 
 def _rounds(counted: RankStep, operators: Iterable[str]) -> bool:
-    """Tell whether GEMMs or convolutions may round their operands, as torch's settings say. A
-    script may set those of a GPU, and train without one.
-    """
+    """Tell whether GEMMs or convolutions may round their operands, by torch's settings."""
     now = flags()
     of_products = now["get_float32_matmul_precision"]
     if not on_gpu(counted.device):  # torch 2.8 has one setting for both
@@ -139,7 +132,6 @@ def _rounds(counted: RankStep, operators: Iterable[str]) -> bool:
 
 
 def _is_coarse(result: Any) -> bool:
-    """Tell whether an operator returned floats of less than single precision."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
     return any(
         isinstance(it, torch.Tensor) and it.is_floating_point() and it.dtype.itemsize < SINGLE_BYTES
@@ -158,9 +150,7 @@ def _flops(step: Step) -> dict[str, int]:
 
 
 class _NoModules(ModuleTracker):  # type: ignore[misc]
-    """Follows no module: the sum is counted alone. torch's hooks, which follow modules, refuse
-    torch.autograd.grad with respect to a leaf.
-    """
+    """Follows no module: torch's hooks that do refuse torch.autograd.grad of a leaf."""
 
     def __enter__(self) -> "_NoModules":
         return self
@@ -170,9 +160,7 @@ class _NoModules(ModuleTracker):  # type: ignore[misc]
 
 
 def _cpu_sdpa() -> dict[Any, Any]:
-    """Return formulas for the CPU's fused attention, which torch 2.13 and older count as zero
-    FLOPs.
-    """
+    """Return formulas for the CPU's fused attention, of which torch 2.13 counts no FLOPs."""
     name = "_scaled_dot_product_flash_attention_for_cpu"
     formulas = {
         name: lambda q, k, v, *a, **kw: flop_counter.sdpa_flop_count(q, k, v),

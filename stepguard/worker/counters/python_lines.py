@@ -6,7 +6,6 @@ default. The number of lines was the same in six steps and four processes of thr
 to the next is judged: such a step gets slower and slower.
 """
 
-import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import torch
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
 from stepguard.worker.block_timer import Step
+from stepguard.worker.counters.collector import own_collections
 from stepguard.worker.counters.locate import is_machinery, locate, site_at
 from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, StepCounter, Tally
 
@@ -48,9 +48,7 @@ def count_lines(tally: Tally, counted: RankStep) -> None:
 
 
 def count_still_growing(tally: Tally, counted: RankStep) -> None:
-    """If lines grew on any rank, count them again, FILLING_STEPS later: functions grow whose lines
-    do so both times, by the smaller rise.
-    """
+    """Count growing lines once more, FILLING_STEPS later. The smaller rise counts."""
     if not counted.any_rank(tally.values[GROWING_LINES] > 0):
         return
     for _ in range(FILLING_STEPS):
@@ -65,9 +63,7 @@ def count_still_growing(tally: Tally, counted: RankStep) -> None:
 
 
 def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
-    """Count growing_python_lines_per_step over at least two consecutive steps. The last step gives
-    python_lines_per_step, as information. Both get a Site for each function.
-    """
+    """Count growing_python_lines_per_step. The last step gives python_lines_per_step."""
     last = steps[-1]
     tally.information[PYTHON_LINES] = float(last.total())
     tally.sites[PYTHON_LINES] = tuple(_sites(last))
@@ -77,9 +73,7 @@ def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
 
 
 def _rise(counts: Sequence[int]) -> int:
-    """Return the smallest rise of a count from one step to the next; 0 or less if it did not rise
-    in every step.
-    """
+    """Return the smallest rise from one step to the next; 0 or less without one."""
     return min(later - earlier for earlier, later in pairwise(counts))
 
 
@@ -95,16 +89,14 @@ def _traced() -> Iterator[Lines]:
             lines[frame.f_code] += 1
         return inside
 
-    before, collects = sys.gettrace(), gc.isenabled()
+    before = sys.gettrace()
     # A garbage collection comes at any time, and the lines of its finalizers would count.
-    gc.disable()
-    sys.settrace(enter)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
+    with own_collections():
+        sys.settrace(enter)
+        try:
+            yield lines
+        finally:
+            sys.settrace(before)
 
 
 def _count(site: Site) -> int:

@@ -55,7 +55,7 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
         counted.phases.begin_step()
         counted.placement.forget_freed()
         waits = _Waits(counted.placement, counted.phases)
-        with counted.placement.observed(copies=True, watch=waits):
+        with counted.placement.observed(True, waits.operator, waits.call):
             counted.step()
         steps.append(waits.sites)
     # Allowed candidates are kept, but do not count.
@@ -66,9 +66,7 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
 
 
 class _Waits:
-    """Notes the operators that would wait, and the calls that bring a tensor to the host. On a CPU
-    such a call dispatches nothing.
-    """
+    """Notes operators that would wait, and calls that bring a tensor to the host."""
 
     def __init__(self, placement: Placement, phases: Phases) -> None:
         self.sites: list[Site] = []
@@ -99,9 +97,7 @@ class _Waits:
                     self._note(".item()")
 
     def _note(self, what: str) -> None:
-        """Add a candidate at the line that is running now. In a backward pass, add the operator of
-        the forward pass.
-        """
+        """Add a candidate at the line that runs now; in a backward pass, with its operator."""
         site = site_here(what, self._phases)
         if torchs_phase(sys._getframe()) == "backward" and (origin := self._origins.here()):
             site = replace(site, via=origin)
@@ -124,9 +120,7 @@ class _Waits:
 
 
 def _fills(values: Any, accumulate: bool = False) -> bool:
-    """Return whether an assignment by mask, ``x[mask] = 0.0``, is a masked_fill on a GPU, which
-    does not wait.
-    """
+    """Return whether ``x[mask] = 0.0`` is a masked_fill on a GPU, which does not wait."""
     return values.dim() == 0 and not accumulate
 
 

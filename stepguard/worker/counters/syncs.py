@@ -38,7 +38,7 @@ _BY_COPY = {  # ... or by the beginning of the name of the copy that is waited f
 }
 
 
-def site_here(what: str, phases: Phases) -> Site:
+def site_here(what: str, phases: Phases, count: int = 1) -> Site:
     """Return the line that runs now, outside of torch and this engine. Its phase is the one that
     the workload names, or else the one that torch shows. A phase that a workload enters lasts until
     the next one, but a backward pass is over when autograd's is.
@@ -50,7 +50,7 @@ def site_here(what: str, phases: Phases) -> Site:
     allowed = allowed_now() or allowed_by_comment(place.text)
     over = phases.current == BACKWARD and place.file and phase_at(caller) != BACKWARD
     phase = phases.micro_step if over else phases.path or phase_at(caller)
-    return site_at(what, place, phase, allowed=allowed)
+    return site_at(what, place, phase, count, allowed)
 
 
 class SyncListener:
@@ -67,9 +67,7 @@ class SyncListener:
 
     @contextmanager
     def listen(self) -> Iterator[list[Site]]:
-        """Yield a list that fills inside the block: a Site for each synchronization, with its kind
-        in ``what``.
-        """
+        """Yield a list that gets a Site for each synchronization, with its kind in ``what``."""
         sites: list[Site] = []
         self._sites = sites
         try:
@@ -118,11 +116,7 @@ def count_syncs(
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines. The n-th call of a kind gets the line of the n-th
-    of ``seen`` with this kind in ``what``.
-
-    If the numbers of a kind differ, its calls keep their operators and get no lines.
-    """
+    """Return the trace's calls with the lines ``seen``, kind by kind if as many."""
     sites: list[Site] = []
     # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
     for kind in (*SYNC_KINDS, "copy"):
@@ -138,17 +132,13 @@ def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -
 
 
 def what_waits(sync: Sync) -> str:
-    """Return what made the host wait, as written in code: ".item()", "nonzero in
-    IndexBackward0".
-    """
+    """Return what made the host wait, as in code: ".item()", "nonzero in IndexBackward0"."""
     nodes = _nodes(sync)
     return _call(sync) + (f" in {nodes[-1]}" if nodes else "")
 
 
 def _nodes(sync: Sync) -> list[str]:
-    """Return the nodes of autograd's graph around a call, "IndexBackward0"; none outside of a
-    backward pass.
-    """
+    """Return autograd's nodes around a call, "IndexBackward0"; none in a forward pass."""
     return [name.removeprefix(_AUTOGRAD) for name in sync.chain if name.startswith(_AUTOGRAD)]
 
 
@@ -164,11 +154,7 @@ def _call(sync: Sync) -> str:
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return one Site for each line: ``print(loss)`` waits eight times in four ways, but is one
-    line to mend.
-
-    Phases are joined: "forward, each micro-step" if the line waits in all ``micro_steps``.
-    """
+    """Return one Site for each line: ``print(loss)`` waits eight times in four ways."""
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         place = site.key[1:] if site.file else ("", site.what)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import METRICS, PEAK
@@ -85,9 +86,7 @@ class Tally:
         by_step: Sequence[Mapping[str, int]],
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Add the sum of each step's parts, with the parts as detail. If parts are judged, steps
-        with equal sums and other parts differ, too.
-        """
+        """Add the sums of each step's parts, with the parts as detail; judged parts may differ."""
         seen = [sum(parts.values()) for parts in by_step]
         other_parts = METRICS[metric].parts and any(parts != by_step[0] for parts in by_step)
         differ = other_parts or len(set(seen)) > 1
@@ -120,6 +119,12 @@ class Tally:
         """Return what a rank answers."""
         known = {name: value for name, value in vars(self).items() if name != "calls"}
         return Counts(**known)
+
+
+def per_step(sites: Iterable[Site]) -> list[Site]:
+    """Return the sites of LEAK_STEPS steps, counts a step rounded up, the largest first."""
+    each = [replace(site, count=-(-site.count // LEAK_STEPS)) for site in merge(sites)]
+    return sorted(each, key=lambda site: -site.count)
 
 
 Count = Callable[[Tally, RankStep], None]

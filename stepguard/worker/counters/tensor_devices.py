@@ -18,9 +18,9 @@ import functools
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,17 +40,12 @@ _INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
 # device, the input may still belong to the host.
 _STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
 _PLAIN = {bool, float, int, str, type(None), torch.device, torch.dtype, torch.layout}
+Sees = Callable[[Any, Any, Any], object]  # a function, its arguments, its keywords
 Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
 
 
-class Watch(Protocol):
-    """Sees what runs before it runs."""
-
-    def operator(self, func: Any, args: Any, kwargs: Any) -> None:
-        """See an operator."""
-
-    def call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """See a call of a function of torch's."""
+def _nothing(func: Any, args: Any, kwargs: Any) -> None:
+    """See nothing."""
 
 
 class Placement:
@@ -66,14 +61,17 @@ class Placement:
         self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
-    def observed(self, copies: bool = False, watch: Watch | None = None) -> Iterator[None]:
+    def observed(
+        self, copies: bool = False, on_operator: Sees = _nothing, on_call: Sees = _nothing
+    ) -> Iterator[None]:
         """Follow all that is made and computed inside the block, which runs eagerly.
 
         With ``copies`` a move between host and device makes a copy, as on a machine with a GPU.
-        Without, both are one tensor. ``watch`` sees each operator and each call before it runs.
+        Without, both are one tensor. The others see each operator, and each call of a function of
+        torch's, before it runs.
         """
         self._calls.clear()
-        with _eagerly(), _Moves(self, copies, watch), _Follows(self, watch):
+        with _eagerly(), _Moves(self, copies, on_call), _Follows(self, on_operator):
             yield
 
     def on_device(self, *things: Any) -> bool:
@@ -140,9 +138,7 @@ class Placement:
         return origin in self._sent
 
     def _learn(self, joined: Iterable[int]) -> None:
-        """Note that the calls that made these storages, and the calls that made their inputs, make
-        tensors of the device.
-        """
+        """Note that the calls that made these, and their inputs, make tensors of the device."""
         waiting = [self._made_by[key] for key in joined if key in self._made_by]
         new: set[Origin] = set()
         while waiting:
@@ -157,7 +153,6 @@ class Placement:
 
 
 def _masks(given: Any) -> bool:
-    """Tell whether an index contains a boolean mask, and not only row numbers."""
     return any(tensor.dtype == torch.bool for tensor in _tensors(given))
 
 
@@ -186,19 +181,15 @@ def _arguments(func: Any) -> tuple[tuple[int, str, bool, bool], ...]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Switch the compiler off if it was imported. Otherwise a frame that it meets under a dispatch
-    mode would stay uncompiled in all later steps.
-    """
+    """Switch the compiler off if it is there: it would give up frames that it meets."""
     there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if there else nullcontext()
 
 
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
-    """Follows every operator, also of the backward pass."""
-
-    def __init__(self, placement: Placement, watch: Watch | None) -> None:
+    def __init__(self, placement: Placement, before: Sees) -> None:
         super().__init__()
-        self._placement, self._watch = placement, watch
+        self._placement, self._before = placement, before
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -206,8 +197,7 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._watch:
-            self._watch.operator(func, args, kwargs)
+        self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         self._placement.follow(func, args, kwargs, result)
         return result
@@ -216,14 +206,13 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 class _Moves(TorchFunctionMode):  # type: ignore[misc]
     """Follows calls that name a device. On a CPU no operator shows such a move."""
 
-    def __init__(self, placement: Placement, copies: bool, watch: Watch | None) -> None:
+    def __init__(self, placement: Placement, copies: bool, before: Sees) -> None:
         super().__init__()
-        self._placement, self._copies, self._watch = placement, copies, watch
+        self._placement, self._copies, self._before = placement, copies, before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._watch:
-            self._watch.call(func, args, kwargs)
+        self._before(func, args, kwargs)
         result = func(*args, **kwargs)
         if func is torch.Tensor.__deepcopy__:  # no operator shows this copy
             self._placement.put(result, self._placement.on_device(args[0]))
@@ -238,9 +227,7 @@ class _Moves(TorchFunctionMode):  # type: ignore[misc]
 
 
 def target(func: Any, args: Any, kwargs: Any) -> bool | None:
-    """Return whether a call asks for its result on the device (True) or on the host (False); None
-    if it names neither.
-    """
+    """Return whether a call wants its result on the device or the host; None if neither."""
     name = getattr(func, "__name__", "")
     if name == "cpu" and args:
         return False
@@ -254,7 +241,6 @@ def target(func: Any, args: Any, kwargs: Any) -> bool | None:
 
 
 def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a call makes its tensor on the device of torch.set_default_device()."""
     makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
     return any(getattr(maker, "__name__", "") == name for maker in makers)
 

@@ -1,27 +1,48 @@
 """A training loop as a workload: a script, or a function that runs one."""
 
+import builtins
 import contextlib
 import getpass
 import inspect
 import math
 import os
 import re
+import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from stepguard.core.case import BY_OPTIMIZER, Case
 from stepguard.worker.counters.locate import keep_tree, raised_at
-from stepguard.worker.loops.resting import RestingLoop
-from stepguard.worker.loops.script import OF_TORCHRUN, forget_torchrun, run_module, run_script
-from stepguard.worker.loops.step_borders import StepBorders, modes
-from stepguard.worker.rendezvous import let_script_join
+from stepguard.worker.loops.step_borders import RestingLoop, StepBorders, modes
+from stepguard.worker.rank_channel import let_script_join
 from stepguard.worker.workload import BadWorkload, build, find_function
 
+# What torchrun sets. A script that finds RANK believes that it is one of several.
+OF_TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
 # Steps of a launch that are not timed: the counting pass, and what settles before it.
 COUNTED_STEPS = 50
 NO_LINE = "EOF when reading a line"  # the message of input()'s EOFError, and of no other
@@ -48,11 +69,7 @@ INSIDE_OF_MODE = (
 
 
 def workload_of(case: Case, device: str, timed_s: float = 0.0) -> Any:
-    """Return the case's workload for a rank: what its factory makes, or its loop after one step.
-
-    ``timed_s``: how many seconds a launch's timed steps take together. Raises BadWorkload, whose
-    message is one line.
-    """
+    """Return what the factory makes, or its loop after one step. Raises BadWorkload."""
     if case.loop is None:
         return build(case.workload, dict(case.params), device)
     return LoopedWorkload(case, device, timed_s)
@@ -121,7 +138,6 @@ class LoopedWorkload:
         return f"in step {steps + 1}" if steps else "before its first step had ended"
 
     def _too_short(self) -> str:
-        """Return the message for a loop that ended before enough steps."""
         if self._borders.missed_rest:
             return INSIDE_OF_RANGE.format(name=self._name)
         steps = self._borders.seen
@@ -141,7 +157,6 @@ class LoopedWorkload:
         )
 
     def _exited(self, error: SystemExit) -> str:
-        """Return the message for a loop that left by sys.exit()."""
         done = error.code in (None, 0)
         if done and self._borders.seen:
             return self._too_short()
@@ -154,7 +169,6 @@ class LoopedWorkload:
 
 
 def _runner(case: Case, device: str) -> Callable[[], object]:
-    """Return what runs the loop from beginning to end."""
     if case.is_script:
         _, as_module, module = case.workload.partition("-m ")
         if as_module:
@@ -175,9 +189,7 @@ def _runner(case: Case, device: str) -> Callable[[], object]:
 
 
 def _refuse_of_itself(script: str, step_at: str) -> None:
-    """Raise BadWorkload if a step ends at a function of the script itself. To import it would run
-    it, and not as what is measured.
-    """
+    """Raise BadWorkload if a step ends at a function of the script, which no import may run."""
     module = step_at.partition(":")[0]
     named = [module]
     with contextlib.suppress(ImportError, ValueError):
@@ -188,9 +200,7 @@ def _refuse_of_itself(script: str, step_at: str) -> None:
 
 
 def _asks(error: Exception) -> bool:
-    """Tell whether input() or getpass() raised the error: nobody answers them. Reading a file that
-    is cut off also raises EOFError.
-    """
+    """Tell whether input() or getpass() raised the error. A cut file raises EOFError, too."""
     if not isinstance(error, EOFError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
@@ -206,9 +216,7 @@ def _missing_variable(error: Exception) -> str:
 
 
 def _last_line(stream: str) -> str:
-    """Return the last line that this rank wrote to its log of "stdout" or "stderr"; empty without
-    one.
-    """
+    """Return the last line of this rank's log of "stdout" or "stderr"; else empty."""
     getattr(sys, stream).flush()
     name = f"{stream}-{os.environ.get('RANK', 0)}.log"
     try:
@@ -217,3 +225,36 @@ def _last_line(stream: str) -> str:
         return ""
     written = [line.strip() for line in lines.split("\n") if line.strip()]
     return written[-1] if written else ""
+
+
+def run_script(path: str, args: Sequence[str]) -> None:
+    """Run the script ``path`` of the working directory as ``__main__``. Raises what it raises."""
+    file = Path(path).absolute()
+    code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=str(file),
+        __builtins__=builtins,
+        __cached__=None,
+        # Spawned processes read both, to import the script again.
+        __loader__=SourceFileLoader("__main__", str(file)),
+        __spec__=None,
+    )
+    sys.modules["__main__"] = main
+    sys.argv = [path, *args]
+    # Python puts the script's folder first. Ranks have the working directory in their path, too, as
+    # if it were on PYTHONPATH, where a project often is.
+    sys.path.insert(0, str(file.parent))
+    exec(code, main.__dict__)
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as ``python -m name`` would. Raises what it raises."""
+    sys.argv = ["-m", *args]  # runpy puts the module's file in the first place
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def forget_torchrun() -> None:
+    """Remove torchrun's variables from the environment, for the script of a rank that is alone."""
+    for name in OF_TORCHRUN:
+        os.environ.pop(name, None)

@@ -1,4 +1,9 @@
-"""Finds where a loop's step ends.
+"""Finds where a loop's step ends, and lets the loop rest there, so that one step can be asked for.
+
+The loop is a greenlet of the thread that counts. What torch keeps for each thread, such as dispatch
+modes and the profiler, is the same inside and outside of the loop. A loop in a thread of its own
+would not be seen: no operator of it would be counted, and every change would be ``same``. A rest
+and the way back take 3 to 5 us on two busy cores: 0.02 % of a step of 25 ms (2026-11-25).
 
 A step ends in one of three ways: every optimizer that steps in this loop has stepped; the loop
 calls ``stepguard.step()``; or a function that the case names has returned. If an optimizer steps
@@ -11,13 +16,17 @@ So the loop rests when the outermost one has been left.
 
 import functools
 import importlib
+import os
+import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 from torch.autograd.profiler import record_function
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import _get_current_function_mode_stack, _len_torch_function_stack
@@ -29,14 +38,59 @@ from torch.utils.hooks import RemovableHandle
 
 from stepguard.core.case import BY_OPTIMIZER, Loop
 from stepguard.core.source_marks import hear_steps
-from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
+NO_THREAD = 0  # no thread has this number
 # An optimizer that does not step is given up once another one has stepped so often: it never steps,
 # or others have taken its place. If several step in turn, one may step often between two steps of
 # another. Then the limit is PATIENCE times the most steps that one of them took in the last step of
 # the loop; before the first such step, PATIENCE are assumed.
 PATIENCE = 8
+
+
+class RestingLoop:
+    """A loop that runs until its next border, each time it is told to."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._home, self._thread = getcurrent(), threading.get_ident()
+        self._loop = greenlet(run)
+        self._resting = self._loop
+        # The loop's first greenlet. Callers compare it first, and so mostly do without is_here().
+        self.here: greenlet | None = self._loop
+        self._traced = False
+        # Asking for the process id at each step would be a system call.
+        os.register_at_fork(after_in_child=self._be_nowhere)
+
+    def _be_nowhere(self) -> None:
+        """Be nowhere in a forked process: its copy of the loop must not rest at borders."""
+        self.here, self._thread = None, NO_THREAD
+
+    def run_to_border(self) -> bool:
+        """Let the loop run until it rests or ends. Return whether it rests."""
+        self._resting.switch()
+        return not self._loop.dead
+
+    def rest(self) -> None:
+        """Stop here, inside of the loop, until run_to_border() is called again."""
+        # If the loop itself uses greenlets, this is the one that ended the step.
+        self._resting = getcurrent()
+        self._home.switch()
+        if (tracer := sys.gettrace()) is not None or self._traced:
+            self._trace(tracer)
+
+    def _trace(self, tracer: Any) -> None:
+        """Trace the loop too, in the frames that already run; None ends that."""
+        self._traced = tracer is not None
+        # Python 3.11 keeps for each greenlet whether it is traced.
+        sys.settrace(tracer)
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            frame.f_trace = tracer(frame, "call", None) if tracer else None
+            frame = frame.f_back
+
+    def is_here(self) -> bool:
+        """Tell whether the caller is in the loop's thread and process, where it may rest."""
+        return getcurrent() is not self._home and threading.get_ident() == self._thread
 
 
 def modes() -> list[Any]:
@@ -66,9 +120,7 @@ class Cycle:
         return self._steps.total()
 
     def ends_with(self, stepped: int, made: Callable[[], set[int]]) -> bool:
-        """Tell whether a step of the loop ends with this step of an optimizer. ``made`` returns the
-        optimizers that may step.
-        """
+        """Tell whether the loop's step ends now. ``made`` returns optimizers that may step."""
         if stepped == self.only:
             if self._stepped:
                 self._stepped.clear()
@@ -131,9 +183,7 @@ class StepBorders:
         return self._passed + self._cycle.missed
 
     def watch(self) -> None:
-        """Look for borders in this process from now on. Raises BadWorkload if a named function does
-        not exist.
-        """
+        """Look for borders from now on. Raises BadWorkload without the named function."""
         self._watch_ranges()
         if self._loop.step_at == BY_OPTIMIZER:
             self._watch_optimizers()
@@ -206,9 +256,7 @@ class StepBorders:
         return {id(optimizer) for optimizer in self._optimizers} - self._inner
 
     def _mark(self) -> None:
-        """End a step that the loop marks by ``stepguard.step()``. Raises BadWorkload if steps have
-        already ended at the optimizer.
-        """
+        """End a step at ``stepguard.step()``. Raises BadWorkload if an optimizer ended some."""
         if not self._resting.is_here():
             return
         if not self._marked and self.seen:

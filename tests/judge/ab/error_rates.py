@@ -4,7 +4,7 @@ import numpy as np
 from scipy import stats
 
 from stepguard.core.margins import Prior
-from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.pair_statistics import MIN_PAIRS, SEQUENTIAL_PLAN
 
 
 def errors(prior: Prior, ratio: float, share: float = 1.0, points: int = 1000) -> dict[str, float]:

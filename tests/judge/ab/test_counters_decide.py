@@ -13,8 +13,8 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import MAY_PAY, wants_another_pair
+from stepguard.judge.pair_statistics import MIN_PAIRS
 from stepguard.judge.rule_book import judge
-from stepguard.judge.sequential_plan import MIN_PAIRS
 
 TODAY = date(2026, 11, 28)
 ROLES = ("work", "waste", "price", "amount")

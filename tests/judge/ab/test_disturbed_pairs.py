@@ -7,10 +7,9 @@ from comparisons import comparison_of
 
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
-from stepguard.judge.disturbed_pairs import MOST_REPLACED, Pairs, out_of_line
-from stepguard.judge.pair_statistics import decide, figures
+from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, decide, figures
 from stepguard.judge.rules import decision
-from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.soundness import MOST_REPLACED, Pairs, out_of_line
 
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
 

@@ -18,9 +18,8 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import decision, wants_another_pair
-from stepguard.judge.pair_statistics import deciding_margins, smallest_detectable_pct
+from stepguard.judge.pair_statistics import deciding_margins, level_of, smallest_detectable_pct
 from stepguard.judge.rule_book import judge
-from stepguard.judge.sequential_plan import level_of
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})

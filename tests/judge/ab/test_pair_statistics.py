@@ -14,14 +14,17 @@ from scipy import stats
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
 from stepguard.core.margins import Margins, Prior
 from stepguard.core.status import Status
-from stepguard.judge.pair_statistics import bounds, decide, figures, smallest_detectable_pct
-from stepguard.judge.sequential_plan import (
+from stepguard.judge.pair_statistics import (
     ALPHA,
     BETA,
     MIN_PAIRS,
     SEQUENTIAL_PLAN,
+    bounds,
+    decide,
+    figures,
     level_of,
     level_share,
+    smallest_detectable_pct,
 )
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs

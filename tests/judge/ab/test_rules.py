@@ -14,9 +14,8 @@ from stepguard.core.comparison import LaunchPair
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.pair_statistics import by_plan
+from stepguard.judge.pair_statistics import MOST_PAIRS, by_plan
 from stepguard.judge.rules import changed_kernels, decision, on_cpu, same_step
-from stepguard.judge.sequential_plan import MOST_PAIRS
 
 
 def on_a_cpu(found, **changes):

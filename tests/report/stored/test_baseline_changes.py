@@ -11,7 +11,7 @@ from builders import (
 )
 
 from stepguard.core.permission import Permission
-from stepguard.report.baseline_changes import changes
+from stepguard.plugin.baseline_folder import changes
 from stepguard.storage import baseline_files
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import add_waiver, today

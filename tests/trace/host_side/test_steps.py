@@ -21,9 +21,8 @@ from stepguard.core.replies import Counted
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker.counters.profiled_steps import trace_steps
+from stepguard.worker.counters.profiled_steps import count_calls, trace_steps
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.counters.traced_calls import count_calls
 
 MAIN, AUTOGRAD, GLOO = 1, 2, 3
 MARK = "stepguard.step"
