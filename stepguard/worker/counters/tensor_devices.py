@@ -23,9 +23,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import overrides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _device
+from torch.utils import _device, _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -73,8 +74,10 @@ class Placement:
         Without, both are one tensor. ``watch`` sees each operator and each call before it runs.
         """
         self._calls.clear()
-        with _eagerly(), _Moves(self, copies, watch), _Follows(self, watch):
+        with _eagerly(), _Moves(self, copies, watch) as moves, _Follows(self, watch) as follows:
             yield
+            _put_on_top(moves, overrides)
+            _put_on_top(follows, _python_dispatch)
 
     def on_device(self, *things: Any) -> bool:
         """Return whether any tensor among ``things`` would live on the GPU."""
@@ -191,6 +194,15 @@ def _eagerly() -> AbstractContextManager[None]:
     """
     there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if there else nullcontext()
+
+
+def _put_on_top(mode: Any, stack: Any) -> None:
+    """Let the mode be the one that is left first: a workload may have left modes of its own on."""
+    later = []
+    while (one := stack._pop_mode()) is not mode:
+        later.append(one)
+    for one in [*reversed(later), mode]:
+        stack._push_mode(one)
 
 
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
