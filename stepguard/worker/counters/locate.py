@@ -94,13 +94,13 @@ def phase_at(innermost: FrameType | None) -> str:
 
 def tree_frame(innermost: FrameType | None) -> FrameType | None:
     """Return the frame of locate()'s place, as fast as it can be found; None if there is none, or
-    if the engine calls what the frame runs.
+    if the innermost frame is the engine's.
     """
     root, fallback = _tree or os.getcwd(), None
+    if innermost is not None and innermost.f_code.co_filename.startswith(_ENGINE):
+        return None
     while innermost is not None:
         file = innermost.f_code.co_filename
-        if file.startswith(_ENGINE):
-            break
         if not is_machinery(file):
             if _in_tree(file, root)[0]:
                 return innermost

@@ -8,11 +8,9 @@ refactoring changes it, too. So it is only shown. A number that rises from each 
 judged: such a step gets slower and slower.
 """
 
-import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
 from stepguard.worker.block_timer import Step
+from stepguard.worker.counters.collector import own_collections
 from stepguard.worker.counters.locate import locate, site_at, tree_frame
 from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, StepCounter, Tally
 
@@ -35,8 +34,28 @@ Lines = Counter[tuple[CodeType, int]]  # of a function: the line that calls a li
 
 def lines_of(step: Step) -> Lines:
     """Run the step. Return the lines that ran in its thread, by function."""
-    with _traced() as lines:
-        step()
+    lines: Lines = Counter()
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        if (owner := tree_frame(frame)) is None:
+            return None
+        place = owner.f_code, 0 if owner is frame else owner.f_lineno
+
+        def inside(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                lines[place] += 1
+            return inside
+
+        return inside
+
+    before = sys.gettrace()
+    # A garbage collection comes at any time, and the lines of its finalizers would count.
+    with own_collections():
+        sys.settrace(enter)
+        try:
+            step()
+        finally:
+            sys.settrace(before)
     return lines
 
 
@@ -86,34 +105,6 @@ def _rise(counts: Sequence[int]) -> int:
     in every step.
     """
     return min(later - earlier for earlier, later in pairwise(counts))
-
-
-@contextmanager
-def _traced() -> Iterator[Lines]:
-    lines: Lines = Counter()
-
-    def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        if (owner := tree_frame(frame)) is None:
-            return None
-        place = owner.f_code, 0 if owner is frame else owner.f_lineno
-
-        def inside(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line":
-                lines[place] += 1
-            return inside
-
-        return inside
-
-    before, collects = sys.gettrace(), gc.isenabled()
-    # A garbage collection comes at any time, and the lines of its finalizers would count.
-    gc.disable()
-    sys.settrace(enter)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
-        if collects:
-            gc.enable()
 
 
 def _count(site: Site) -> int:
