@@ -75,6 +75,8 @@ class Counted(Reply):
     """The counts so far."""
 
     counts: Counts
+    # The mean of what the workload said after each of the first counted steps; 0: not known.
+    tokens_per_step: int = 0
 
 
 class Kernels(Reply):

@@ -20,7 +20,6 @@ from stepguard.core.metrics import (
     COLLECTIVES,
     OF_KERNELS,
     OPERATORS,
-    PEAK,
     PYTHON_LINES,
 )
 from stepguard.core.profile import summed
@@ -57,8 +56,6 @@ _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
 _WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
 VIEWS_PCT = 2.0  # of the operator calls; more views than that cost the host time
-EDITED = "edited line"  # stands for what happens at an edited line that calls nothing more
-FEW_LINES = 3  # if more lines were edited, none of them is named as the cause of a peak
 # Python is named as the cause of a slower step only if the step runs at least so many lines more,
 # and at least this share of its lines more. Refactorings add fewer.
 LEAST_LINES = 100
@@ -71,8 +68,6 @@ def where_moved(
     """Return the places that explain why a count moved by ``rise``."""
     if metric == OPERATORS:
         return with_new_callers(_moved_operators(moved, now, past), now, past)
-    if metric == PEAK:
-        return _lines_of_a_peak(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
         return _moved_collectives(now, past, rise < 0)
     return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
@@ -192,42 +187,6 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
     return tuple(
         replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
         for site in _moved_operators(these, now, past)
-    )
-
-
-def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that may have raised a peak: those that now call an operator that another
-    line called before. If none of them was touched, a few edited lines that call nothing more come
-    first: ``backward(retain_graph=True)`` calls nothing more, but keeps its graph.
-    """
-    new, old = _by_line(now, past)
-    touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
-    if any(map(touched, calls)):
-        return tuple(sorted(calls, key=lambda site: not touched(site)))
-    each = [summed(((s.file, s.function, s.what), s.count) for s in side) for side in (new, old)]
-    moved = {function[:2] for function, _ in each[0].items() ^ each[1].items()}
-    edited = {_line(s): s for s in new if touched(s) and (s.file, s.function) not in moved}
-    few = edited.values() if len(edited) <= FEW_LINES else ()
-    return (*(replace(site, what=EDITED, count=1, phase="") for site in few), *calls)
-
-
-def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call an operator that another line called before, if that other
-    line still exists. Example: the loss cast its input, and now the line above casts it. A line
-    that was only edited is not returned.
-    """
-    new, old = _by_line(now, past)
-    calls = {site.key: site.count for site in new}
-    lines = {site.key[1:] for site in new}
-    left = summed(
-        (site.what, max(0, site.count - calls.get(site.key, 0)))
-        for site in old
-        if site.key[1:] in lines
-    )
-    return tuple(
-        replace(site, what=packet(site.what))
-        for site in _with_library(added(old, new), now)
-        if left[site.what] >= site.count and not site.phase and not is_view(site.what)
     )
 
 

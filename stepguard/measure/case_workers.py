@@ -247,6 +247,7 @@ class CaseWorkers:
         self.first_reserved_bytes = 0
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
+        self._tokens_per_step = 0  # of the counted steps, over all ranks; 0: not counted
 
     @functools.cached_property
     def _tree(self) -> Path:
@@ -309,6 +310,7 @@ class CaseWorkers:
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
         self.counts = replace(counts, information=counts.information | cold)
+        self._tokens_per_step = sum(rank.tokens_per_step for rank in ranks)
         return self.counts
 
     def take_profiles(self, profiles: Sequence[Profile]) -> tuple[float, ...]:
@@ -353,7 +355,8 @@ class CaseWorkers:
                 fingerprint = replace(fingerprint, libraries=python.versions(first))
             measured |= {
                 "fingerprint": fingerprint,
-                "tokens_per_step": sum(rank.tokens_per_step for rank in self._ranks),
+                "tokens_per_step": self._tokens_per_step
+                or sum(rank.tokens_per_step for rank in self._ranks),
                 "flops_per_step": sum(rank.flops_per_step for rank in self._ranks),
                 "floor_flops_per_step": first.floor_flops_per_step,
             }

@@ -11,7 +11,6 @@ from stepguard.core.metrics import (
     METRICS,
     NUMBERS,
     OPERATOR_METRICS,
-    PEAK,
     SETTINGS,
     format_bytes,
     format_value,
@@ -29,7 +28,6 @@ from stepguard.core.verdict import (
     PairsFinding,
     PartMove,
 )
-from stepguard.judge.moved_places import EDITED
 from stepguard.judge.rules import on_cpu
 
 NOTE_PARTS = 3  # moved operators that a note names
@@ -176,7 +174,7 @@ def in_function(operator: str, site: Site) -> str:
 def share_of_place(metric: MetricVerdict) -> str:
     """Return ", 4 at", the first place's share of a move; empty if it is all, or unknown."""
     places = [site for site in metric.sites if site.file]
-    if len(places) < 2 or metric.metric == PEAK or METRICS[metric.metric].kind != "counter":
+    if len(places) < 2 or METRICS[metric.metric].kind != "counter":
         return ""
     return f", {format_value(metric.metric, places[0].count)} at"
 
@@ -184,11 +182,7 @@ def share_of_place(metric: MetricVerdict) -> str:
 def place_lines(metric: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
     unit = METRICS[metric.metric].unit
-    # Several lines share the bytes of a peak, so no line is shown with bytes.
-    if metric.metric == PEAK:
-        known = ("" if site.what == EDITED else "now calls " for site in metric.sites)
-        lines = [f"{how}{happens(site)}" for how, site in zip(known, metric.sites, strict=True)]
-    elif metric.metric not in OPERATOR_METRICS:
+    if metric.metric not in OPERATOR_METRICS:
         lines = [happens(site, unit) for site in _with_count_before(metric)]
         if unit != "B":
             return lines

@@ -124,8 +124,11 @@ def _same_times(verdict: Verdict) -> Iterator[str]:
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:
-    """Yield the new places of counters whose numbers are equal: one call replaced another."""
-    equal = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
+    """Yield the new places of counters whose numbers are equal: one call replaced another. Counters
+    with the same places share a line. Bytes of an edited line are left out: they ask nothing.
+    """
+    said = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
+    equal = [metric for metric in said if METRICS[metric.metric].unit != "B"]
     new = [(site.location(), metric.metric) for metric in equal for site in metric.sites]
     names = {
         location: tuple(dict.fromkeys(name for _, name in alike))

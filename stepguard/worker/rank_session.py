@@ -12,6 +12,7 @@ import random
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -32,7 +33,11 @@ from stepguard.worker.compile_caches import (
 from stepguard.worker.counters import compiler
 from stepguard.worker.counters.changed_settings import everywhere
 from stepguard.worker.counters.collector import note_frozen
-from stepguard.worker.counters.counting import count_compiled, count_without_compiler
+from stepguard.worker.counters.counting import (
+    SETTLING_STEPS,
+    count_compiled,
+    count_without_compiler,
+)
 from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
     TakenProfile,
@@ -40,7 +45,7 @@ from stepguard.worker.counters.profiled_steps import (
     unprofiled,
 )
 from stepguard.worker.counters.syncs import locate_syncs
-from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
 from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rank_channel import Channel, join_process_group
@@ -196,8 +201,10 @@ class Session:
 
     def do_count(self) -> replies.Counted:
         """Run the first part of the counting pass. Return its counts."""
-        self._tally = count_compiled(self._step(), self._progress)
-        return replies.Counted(counts=self._tally.counts())
+        tokens: list[int] = []
+        self._tally = count_compiled(self._step(tokens), self._progress)
+        first = tokens[SETTLING_STEPS:][:LEAK_STEPS]  # the same numbers in each launch
+        return replies.Counted(counts=self._tally.counts(), tokens_per_step=round(fmean(first)))
 
     def do_count_eager(self) -> replies.Counted:
         """Run the second part. Return the counts of both."""
@@ -223,10 +230,16 @@ class Session:
         profile, problem = taken.kernels()
         return replies.Kernels(profile=profile, problem=problem)
 
-    def _step(self) -> RankStep:
-        ranks = self.channel
+    def _step(self, tokens: list[int] | None = None) -> RankStep:
+        """Return the step as counters run it. Each run appends its tokens to the list."""
+        ranks, said = self.channel, [] if tokens is None else tokens
+
+        def step() -> None:
+            self.workload.step()
+            said.append(int(self.workload.tokens_per_step))
+
         return RankStep(
-            unprofiled(self.workload.step),
+            unprofiled(step),
             self.device,
             self.phases,
             ranks.world_size,

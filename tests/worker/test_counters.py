@@ -1,6 +1,8 @@
 """The counting pass as a whole."""
 
 import itertools
+from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from stepguard.core import metrics
 from stepguard.core.metrics import METRICS
 from stepguard.worker.counters.counting import COUNTERS, SETTLING_STEPS, count_without_compiler
 from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.rank_session import Session
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 
@@ -41,6 +44,23 @@ def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
     count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, tally)
     assert tally.values["growing_python_lines_per_step"] == 2
     assert tally.values["flops_per_step"] == 128
+
+
+def test_tokens_are_those_of_the_counted_steps():
+    """A workload that adds them up has said 64 when it was built, and then 64 more each step."""
+    session, rank = Session.__new__(Session), RankStep(lambda: None, torch.device("cpu"))
+    session.workload = SimpleNamespace(tokens_per_step=64)
+    session.workload.step = lambda: vars(session.workload).update(
+        tokens_per_step=session.workload.tokens_per_step + 64, x=torch.ones(4) * 2
+    )
+    session.device, session.phases, session.placement = rank.device, rank.phases, rank.placement
+    session.channel = SimpleNamespace(world_size=1, any=bool, reply=lambda message: None)
+    session.note = SimpleNamespace(command=lambda text: None)
+    session._frozen, session._settings, session.in_group = 0, {}, False
+    session.workload.step()
+    assert session.do_count().tokens_per_step == fmean(
+        64 * (3 + SETTLING_STEPS + n) for n in range(4)
+    )
 
 
 def test_eager_counts_rest_on_two_steps():

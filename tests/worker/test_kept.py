@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from stepguard.core.metrics import BETWEEN_STEPS, LEAK
+from stepguard.core.metrics import BETWEEN_STEPS, LEAK, PEAK
 from stepguard.core.site import Site
 from stepguard.worker.counters import kept_memory
 from stepguard.worker.counters.kept_memory import locate_kept
@@ -113,6 +113,24 @@ def test_what_only_a_graph_holds_has_its_line():
         (4 * N, "activation = weight.exp()", ""),
         (4, "losses.append(activation.sum())", ""),
     ]
+
+
+def test_the_peak_has_the_lines_of_what_is_alive_at_it():
+    """4 KiB of one line, and 16 of another: not what was freed before, nor what is made after."""
+
+    def make(phases):
+        def step():
+            activation = torch.ones(3 * N)
+            activation = torch.ones(N)
+            phases("forward")
+            grown = activation.repeat(4)
+            del activation, grown
+            torch.ones(N)
+
+        return step
+
+    before, after = "activation = torch.ones(N)", "grown = activation.repeat(4)"
+    assert places(make, metric=PEAK) == [(4 * N, before, ""), (16 * N, after, "forward")]
 
 
 def test_numbers_of_the_host_have_their_line():

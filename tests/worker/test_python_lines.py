@@ -1,6 +1,7 @@
 """Lines of Python: programs of a known number, and those that run more from step to step."""
 
 import gc
+import logging
 import sys
 from collections import deque
 
@@ -58,6 +59,24 @@ def test_a_loop_over_what_steps_add_to_grows():
     tally = counted(step)
     assert tally.values == {GROWING_LINES: 2}
     assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
+
+
+def test_lines_of_a_library_grow_at_the_line_that_calls_it():
+    """Of logging, to which each step adds a handler: not at the line that adds it, which runs as
+    many lines as ever. A step's lines are those of its function, with the library's.
+    """
+    log = logging.Logger("steps")
+
+    def step():
+        log.addHandler(logging.NullHandler())
+        log.info("step")
+
+    step()  # the first one also asks for the level
+    tally = counted(step)
+    (site,) = tally.sites[GROWING_LINES]
+    assert site.text == 'log.info("step")'
+    assert tally.values == {GROWING_LINES: site.count}
+    assert [one.count for one in tally.sites[PYTHON_LINES]] == [tally.information[PYTHON_LINES]]
 
 
 @pytest.mark.parametrize(("longest", "again", "grows"), [

@@ -1,7 +1,8 @@
-"""Find where bytes that outlive their step were allocated: between steps those alive at the end of
-a step, for a leak the storages of some steps that outlive the steps after them. And find who keeps
-nodes of autograd's graph: ``total = total + loss`` keeps the graph of every step so far. The
-backward pass frees its tensors, so no byte leaks, but the nodes take host memory.
+"""Find where bytes were allocated that are alive at the peak of a step, or outlive it: between
+steps those alive at the end of a step, for a leak the storages of some steps that outlive the steps
+after them. And find who keeps nodes of autograd's graph: ``total = total + loss`` keeps the graph
+of every step so far. The backward pass frees its tensors, so no byte leaks, but the nodes take host
+memory.
 
 To find the lines the compiler is off, since a dispatch mode cannot see into its regions. What
 torch's operators did not allocate has no line.
@@ -18,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.device import CPU
-from stepguard.core.metrics import BETWEEN_STEPS, GRAPH_NODES, LEAK
+from stepguard.core.metrics import BETWEEN_STEPS, GRAPH_NODES, LEAK, PEAK
 from stepguard.core.profile import grouped
 from stepguard.core.site import Site
 from stepguard.worker.counters.collector import live_objects, of_classes
@@ -29,6 +30,9 @@ from stepguard.worker.counters.tensor_devices import storages
 from stepguard.worker.rank_position import Phases
 
 PLACES = 5  # the largest
+# All living storages are looked at each time that the peak may have risen so much: with 3,000 of
+# them after each allocation took 7 s.
+PEAK_RISE = 1.01
 _LIFTED = "aten.lift_fresh.default"  # the first operator of torch.tensor() that can be seen
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
@@ -47,7 +51,7 @@ _unheard = torch._C.DisableTorchFunctionSubclass
 
 
 def locate_kept(tally: Tally, counted: RankStep) -> None:
-    """Add the lines of what lives between steps, in bytes, and of a leak, in bytes a step."""
+    """Add the lines of bytes that live at the peak, between steps, and longer (a leak, a step)."""
     if BETWEEN_STEPS not in tally.values:  # several ranks on a CPU: a leak is not counted either
         return
     leaked = tally.values.get(LEAK, 0)
@@ -60,14 +64,17 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
         # keys are kept here, which keeps no gradient alive.
         kind = counted.device.type
         excluded = {storage._cdata for storage in gradients(counted.frozen, kind).values()}
-        if sites := of_one_step.by_operator(excluded, len(counted.phases.micro_steps)):
-            tally.sites[BETWEEN_STEPS] = tuple(sites)
+        micro_steps = len(counted.phases.micro_steps)
+        kept = of_one_step.alive(excluded)
+        for metric, sites in ((BETWEEN_STEPS, kept), (PEAK, of_one_step.at_peak)):
+            if sites:
+                tally.sites[metric] = tuple(_by_operator(sites, micro_steps))
         if not any_leaked:
             return
         made = _made_by(LEAK_STEPS, counted)
         counted.run_period()  # it replaces buffers that alternate between steps
         gc.collect()
-        if leaked and (sites := made.left(len(counted.phases.micro_steps))):
+        if leaked and (sites := made.left(micro_steps)):
             tally.sites[LEAK] = tuple(sites)
 
 
@@ -89,6 +96,9 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         self._origins = Origins()
         # The weak reference keeps the address from being given to another storage.
         self._made: dict[int, tuple[StorageWeakRef, Site]] = {}
+        self._unfreed = 0  # bytes that were made and are not known to be freed
+        self._peak = 0  # the most bytes that lived at once
+        self.at_peak: list[Site] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, str(func)
@@ -101,6 +111,12 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
             if size := storage.nbytes():
                 site = self._site(name.rpartition(".")[0], size)
                 self._made[key] = StorageWeakRef(storage), site
+                self._unfreed += size
+        if self._unfreed > PEAK_RISE * self._peak:
+            alive = self.alive()
+            self._unfreed = sum(site.count for site in alive)
+            if self._unfreed > self._peak:
+                self._peak, self.at_peak = self._unfreed, alive
         return result
 
     def _site(self, operator: str, size: int) -> Site:
@@ -110,23 +126,17 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
             return site
         return site_at(operator, made[1], site.phase or "backward", size)
 
-    def _alive(self, without: Collection[int] = ()) -> list[Site]:
+    def alive(self, without: Collection[int] = ()) -> list[Site]:
+        """Return a site of each storage that still lives, ``without`` some."""
         return [
             site
             for key, (storage, site) in self._made.items()
-            if key not in without and not storage.expired()
+            if key not in without and not torch.UntypedStorage._expired(storage.cdata)
         ]
-
-    def by_operator(self, without: Collection[int], micro_steps: int) -> list[Site]:
-        """Return the places of what still lives, ``without`` some storages. Each operator of a line
-        has a site of its own, so one more operator of autograd's does not change the others.
-        """
-        operators = grouped(self._alive(without), lambda site: site.what)
-        return [site for alike in operators.values() for site in by_place(alike, micro_steps)]
 
     def left(self, micro_steps: int) -> list[Site]:
         """Return the places of what still lives, in bytes a step, the largest first."""
-        return per_step(by_place(self._alive(), micro_steps))[:PLACES]
+        return per_step(by_place(self.alive(), micro_steps))[:PLACES]
 
 
 def live_tensor_bytes(frozen: int = 0) -> int:
@@ -275,3 +285,11 @@ def _site(node: Any, count: int) -> Site:
     stack = [(file, int(line), name) for file, line, name in called]
     place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
     return site_at(f"graph kept by {node.name()}", place, count=count)
+
+
+def _by_operator(sites: list[Site], micro_steps: int) -> list[Site]:
+    """Return a site of each operator of a line, so one more operator of autograd's does not change
+    the others.
+    """
+    alike = grouped(sites, lambda site: site.what).values()
+    return [site for each in alike for site in by_place(each, micro_steps)]

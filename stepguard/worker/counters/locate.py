@@ -87,6 +87,23 @@ def phase_at(innermost: FrameType | None) -> str:
     return "forward" if _FORWARD in around else ""
 
 
+def tree_frame(innermost: FrameType | None) -> FrameType | None:
+    """Return the frame of locate()'s place, as fast as it can be found; None if there is none, or
+    if the innermost frame is the engine's.
+    """
+    root, fallback = _tree or os.getcwd(), None
+    if innermost is not None and innermost.f_code.co_filename.startswith(_ENGINE):
+        return None
+    while innermost is not None:
+        file = innermost.f_code.co_filename
+        if not is_machinery(file):
+            if _in_tree(file, root)[0]:
+                return innermost
+            fallback = fallback or innermost
+        innermost = innermost.f_back
+    return fallback
+
+
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     """Return the innermost frame in the measured tree. If a library is called from there, ``via``
     is the library's innermost frame. Without a frame in the tree, return the innermost one outside

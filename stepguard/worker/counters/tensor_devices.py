@@ -23,9 +23,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _device
+from torch.utils import _device, _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -71,8 +72,11 @@ class Placement:
         torch's, before it runs.
         """
         self._calls.clear()
-        with _eagerly(), _Moves(self, copies, on_call), _Follows(self, on_operator):
+        follows, moves = _Follows(self, on_operator), _Moves(self, copies, on_call)
+        with _eagerly(), moves, follows:
             yield
+            _put_on_top(moves, overrides)
+            _put_on_top(follows, _python_dispatch)
 
     def on_device(self, *things: Any) -> bool:
         """Return whether any tensor among ``things`` would live on the GPU."""
@@ -184,6 +188,15 @@ def _eagerly() -> AbstractContextManager[None]:
     """Switch the compiler off if it is there: it would give up frames that it meets."""
     there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if there else nullcontext()
+
+
+def _put_on_top(mode: Any, stack: Any) -> None:
+    """Let the mode be the one that is left first: a workload may have left modes of its own on."""
+    later = []
+    while (one := stack._pop_mode()) is not mode:
+        later.append(one)
+    for one in [*reversed(later), mode]:
+        stack._push_mode(one)
 
 
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
