@@ -79,6 +79,18 @@ def test_an_index_shows_where_the_project_is():
             assert front == repository and (ROOT / page).is_file()
 
 
+def test_an_index_shows_a_page_whose_links_lead_somewhere(installed):
+    """The README's relative links go to the repository's files, the lab's too."""
+    front = f"{project()['urls']['Repository']}/blob/main/"
+    for name in ("stepguard", "stepguard-lab"):
+        (found,) = metadata.distributions(name=name, path=[str(installed)])
+        assert found.metadata["Description-Content-Type"] == "text/markdown"
+        page = found.metadata["Description"] or found.metadata.get_payload()
+        links = re.findall(r"\]\(([^)#]+)", page)
+        assert len(links) > 5 and all(link.startswith(front) for link in links)
+        assert all((ROOT / link.removeprefix(front)).exists() for link in links), links
+
+
 def test_types_are_told():
     """Whoever checks types finds the marker beside the package."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -104,7 +116,7 @@ def installed(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("stepguard", "docs", "lab"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
     for folder in (tree, tree / "lab"):
         built("wheel", folder, wheels)
