@@ -16,7 +16,7 @@ from markupsafe import Markup
 from stepguard import __version__
 from stepguard.core.run_document import RunDocument
 from stepguard.core.status import Status
-from stepguard.core.text import bounded, cut, first, listed, printable_lines
+from stepguard.core.text import bounded, cut, first, printable_lines
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
@@ -180,7 +180,7 @@ def _case(
 
 def _unmeasured(document: RunDocument) -> tuple[Table, ...]:
     rows = [
-        (state.value, str(len(names)), why, bounded(listed(names, LISTED), 2_000))
-        for state, why, names in unmeasured(document)
+        (state.value, str(count), why, bounded(names, 2_000))
+        for state, why, count, names in unmeasured(document)
     ]
     return table("Not measured", ("state", "cases", "why", "which"), rows, 4, LISTED)
