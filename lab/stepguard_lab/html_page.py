@@ -76,9 +76,17 @@ def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[
     runs = [replace(run, source="") for run in runs] if alone else runs
     views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]
     title = views[0].title if len(views) == 1 else f"Performance of {len(views)} runs"
+    heads = dict.fromkeys(table.head for view in views for table in _tables(view))
     return TEMPLATES.get_template("report.html").render(
-        title=title, runs=views, version=__version__
+        title=title, runs=views, heads=heads, version=__version__
     )
+
+
+def _tables(run: RunView) -> Iterator[Table]:
+    yield from (*run.overview, *run.unmeasured)
+    for case in run.cases:
+        for section in case.sections:
+            yield from section.tables
 
 
 def _run(
