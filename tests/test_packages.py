@@ -18,15 +18,6 @@ from stepguard.machine.requirements import require_torch
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_every_package_is_installed():
-    """setuptools finds folders with an __init__.py; one without works from a clone alone."""
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    assert tools["setuptools"]["packages"]["find"] == {"include": ["stepguard*"]}
-    for package in ("stepguard", "lab/stepguard_lab"):
-        folders = {path.parent for path in (ROOT / package).rglob("*.py")}
-        assert folders and all((folder / "__init__.py").is_file() for folder in folders)
-
-
 def project():
     """What pyproject.toml says of the distribution."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,13 +82,6 @@ def test_an_index_shows_a_page_whose_links_lead_somewhere(installed):
         assert all((ROOT / link.removeprefix(front)).exists() for link in links), links
 
 
-def test_types_are_told():
-    """Whoever checks types finds the marker beside the package."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert data["package-data"]["stepguard"] == ["py.typed"]
-    assert (ROOT / "stepguard" / "py.typed").is_file()
-
-
 def test_a_package_that_is_missing_is_one_sentence(tmp_path):
     """Not a traceback: which it is, and the command that installs it."""
     (tmp_path / "msgspec.py").write_text("raise ModuleNotFoundError(name='msgspec')\n")
@@ -133,7 +117,7 @@ def built(kind, tree, folder):
 
 
 def test_the_wheels_have_all_that_runs(installed):
-    """Every module and every file beside them, and no folder of the project's own."""
+    """Every module and every file beside them, the marker of types too, and no other folder."""
     packages = (ROOT / "stepguard", ROOT / "lab" / "stepguard_lab")
     files = {
         path.relative_to(package.parent)

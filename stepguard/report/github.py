@@ -26,14 +26,8 @@ CHECK = "stepguard"
 MOST_A_REQUEST = 50  # annotations; GitHub appends those of later requests, without a limit
 TITLE_CHARACTERS = 255
 MESSAGE_CHARACTERS = 16_000  # GitHub takes 64 KiB, and a character may be four bytes
-_WAIVE = (
-    "If it is meant: the pull request adds a waiver for some days, and an owner of `baselines/` "
-    "approves that, too."
-)
-_NO_WAIVER = (
-    "No waiver lets other FLOPs or tokens, or so large a change, pass. If it is meant, an owner "
-    "merges it as it is, and main is recorded anew."
-)
+_WAIVE = "If it is meant: the pull request adds a waiver, which an owner of `baselines/` approves."
+_NO_WAIVER = "No waiver lets other work, or so large a change, pass: an owner merges it as it is."
 
 
 def error(title: str, text: str, file: str = "", line: int = 0) -> str:
@@ -118,11 +112,8 @@ def _commands(document: RunDocument, run_id: str) -> str:
     offered = [one for one in verdicts if acceptable(one) and not one.waived_until]
     failed = [one for one in offered if one.outcome == "failed"]
     with_evidence = "--evidence evidence/runs --reason '...'"
-    waive = [
-        f"python -m stepguard waive {shlex.quote(printable(one.case_id))} {with_evidence} --days N"
-        for one in offered
-        if suggested_sizes(one)
-    ]
+    cases = [shlex.quote(printable(one.case_id)) for one in offered if suggested_sizes(one)]
+    waive = [f"python -m stepguard waive {case} {with_evidence} --days N" for case in cases]
     if waive:
         lines += ["", _WAIVE, "", "```sh", *first(waive, MOST_COMMANDS, "# "), "```"]
     if not all(map(suggested_sizes, failed)):

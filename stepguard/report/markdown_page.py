@@ -143,9 +143,7 @@ def _details(page: Page, reference: str) -> str:
 
 
 def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, int, str]]:
-    """Yield the cases that were not measured, grouped by state and reason: how many they are, and
-    their names, unless whoever typed the command left them out.
-    """
+    """Yield how many cases were not measured, by state and reason, and which, unless on purpose."""
     for state in NOT_MEASURED:
         its = [case for case in document.cases if case.state is state]
         for why, alike in grouped(its, lambda case: case.why).items():
