@@ -11,7 +11,7 @@ from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.text import short_hash
 from stepguard_lab.charts import Chart, Dot, Level, points_chart
 from stepguard_lab.history_store import Measurement
-from stepguard_lab.history_table import card_of, creep_text, moved, point_rows, said
+from stepguard_lab.history_table import card_of, moved, point_rows, said
 from stepguard_lab.history_view import Anchor, View, day, log_ratio
 from stepguard_lab.report_model import Cell, Table, table
 
@@ -68,9 +68,10 @@ def _changed(views: Sequence[View], anchor: Anchor | None) -> tuple[Table, ...]:
             row = (*front, moved(view, change), view.range_of(change), beside)
             rows.append((_order(view, abs(log_ratio(change.change_pct))), row))
         if view.creep and view.crept and anchor:
-            crept = f"{view.creep.change_pct:+.2f} %"
-            row = (*front, crept, anchor.name, creep_text(view, anchor))
-            rows.append((_order(view, abs(log_ratio(view.creep.change_pct))), row))
+            creep = view.creep
+            crept = f"crept, [{creep.low_pct:+.2f}, {creep.high_pct:+.2f}] %"
+            row = (*front, f"{creep.change_pct:+.2f} %", anchor.name, crept)
+            rows.append((_order(view, abs(log_ratio(creep.change_pct))), row))
     rows.sort(key=lambda row: row[0])
     head = ("case", "metric", "card", "change", "since", "what else changed")
     shown = [row for _, row in rows]
