@@ -1,5 +1,7 @@
 """docs/ as a site: built strictly, where the package for it is there."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +43,9 @@ def test_the_site(tree):
     assert 'href="ci/"' in first and f"{REPOSITORY}/blob/main/SECURITY.md" in first
     picture = "pictures/how-it-works.svg"
     assert (tree / "site" / picture).is_file() and f'src="{picture}"' in first
+    index = json.loads((tree / "site" / "search" / "search_index.json").read_text())
+    words = re.split(index["config"]["separator"], " ".join(one["text"] for one in index["docs"]))
+    assert {"perf", "against", "item", "threshold"} <= set(words) and "search.js" in first
     # A reader's browser asks no other server.
     assert "fonts.googleapis" not in first and 'data-md-component="source"' not in first
 

@@ -18,15 +18,6 @@ from stepguard.machine.requirements import require_torch
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_every_package_is_installed():
-    """setuptools finds folders with an __init__.py; one without works from a clone alone."""
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    assert tools["setuptools"]["packages"]["find"] == {"include": ["stepguard*"]}
-    for package in ("stepguard", "lab/stepguard_lab"):
-        folders = {path.parent for path in (ROOT / package).rglob("*.py")}
-        assert folders and all((folder / "__init__.py").is_file() for folder in folders)
-
-
 def project():
     """What pyproject.toml says of the distribution."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,11 +70,16 @@ def test_an_index_shows_where_the_project_is():
             assert front == repository and (ROOT / page).is_file()
 
 
-def test_types_are_told():
-    """Whoever checks types finds the marker beside the package."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert data["package-data"]["stepguard"] == ["py.typed"]
-    assert (ROOT / "stepguard" / "py.typed").is_file()
+def test_an_index_shows_a_page_whose_links_lead_somewhere(installed):
+    """The README's relative links go to the repository's files, the lab's too."""
+    front = f"{project()['urls']['Repository']}/blob/main/"
+    for name in ("stepguard", "stepguard-lab"):
+        (found,) = metadata.distributions(name=name, path=[str(installed)])
+        assert found.metadata["Description-Content-Type"] == "text/markdown"
+        page = found.metadata["Description"] or found.metadata.get_payload()
+        links = re.findall(r"\]\(([^)#]+)", page)
+        assert len(links) > 5 and all(link.startswith(front) for link in links)
+        assert all((ROOT / link.removeprefix(front)).exists() for link in links), links
 
 
 def test_a_package_that_is_missing_is_one_sentence(tmp_path):
@@ -104,7 +100,7 @@ def installed(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("stepguard", "docs", "lab"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
     for folder in (tree, tree / "lab"):
         built("wheel", folder, wheels)
@@ -121,7 +117,7 @@ def built(kind, tree, folder):
 
 
 def test_the_wheels_have_all_that_runs(installed):
-    """Every module and every file beside them, and no folder of the project's own."""
+    """Every module and every file beside them, the marker of types too, and no other folder."""
     packages = (ROOT / "stepguard", ROOT / "lab" / "stepguard_lab")
     files = {
         path.relative_to(package.parent)

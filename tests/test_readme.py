@@ -9,9 +9,11 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,13 +22,25 @@ from short_launches import BUSY_LIMIT_S, CONFTEST
 
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
+from stepguard.core.device import CPU, GPU
+from stepguard.core.margins import ALPHA, margins_of
 from stepguard.core.metrics import METRICS
+from stepguard.core.recording import KEPT_RECORDINGS
+from stepguard.core.run_document import SCHEMA
 from stepguard.core.status import Status
+from stepguard.judge.compare_metric import OTHER_CARD_PCT, OWN_CARD_PCT
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.kernel_times import LEAST_SCATTER_PCT, SCATTER_SHARES
+from stepguard.judge.pair_statistics import RUN_ALPHA, SEQUENTIAL_PLAN
+from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, LARGE_PCT
+from stepguard.judge.rules.on_cpu import SLOWER_TIMES
+from stepguard.judge.rules.same_step import WITHIN_PCT
+from stepguard.judge.waiver_rules import MAX_DAYS, MAX_PCT
+from stepguard.measure.warm_up import PAIR_PROTOCOLS
+from stepguard_lab.change_points import LEAST_CHANGE_PCT, LEAST_POINTS, LEAST_SERIES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-OPTIONS = (ROOT / "docs" / "options.md").read_text()
-PAGES = (OPTIONS, (ROOT / "lab" / "README.md").read_text())  # with commands
 YOUR_MODEL = (ROOT / "docs" / "your-model.md").read_text()
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "baselines" / "README.md",
@@ -72,6 +86,90 @@ def test_the_first_example_was_measured():
     assert f"took {wall_s:.0f} s" in README
 
 
+LOOKS = [str(look.pairs) for look in SEQUENTIAL_PLAN]
+GPU_PAIRS, CPU_PAIRS = PAIR_PROTOCOLS[GPU], PAIR_PROTOCOLS[CPU]
+KERNELS, USUAL, ON_CPU = KERNEL_MARGINS, margins_of((), GPU), margins_of((), CPU)
+DEMO = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
+BEFORE = (ROOT / DEMO["TARGET"]).read_text().partition(DEMO["ANCHOR"])[0]
+SCATTER = {kind: f"{100 * share:g} %" for kind, share in SCATTER_SHARES.items()}
+CLAIMS = {
+    "README.md": (
+        f"{OWN_CARD_PCT:g} % on a recorded card, {OTHER_CARD_PCT:g} % on another",
+        f"{USUAL.ignore_pct:g} %, kernels alone {KERNELS.ignore_pct:g} %, if pairs show it; "
+        f"{USUAL.matter_pct:g} % is always",
+    ),
+    "baselines/README.md": (f"at most {MAX_DAYS} days ahead", f"It is at most {MAX_PCT}."),
+    "docs/host-syncs.md": (f"{DEMO['TARGET']}:{BEFORE.count(chr(10)) + 2}), forward",),
+    "docs/judge.md": (
+        f"{KERNELS.ignore_pct:g} and {KERNELS.matter_pct:g} % of a step",
+        f"{SCATTER['Triton']} (Triton), {SCATTER['GEMM']} (GEMM, attention), {SCATTER['other']}",
+        f"{LEAST_SCATTER_PCT:g} % of a step; eight",
+        f"begins beyond {LARGE_PCT:g} %",
+        f"within {WITHIN_PCT:g} % / sqrt(n)",
+        f"idle for at most {100 * IDLE_SHARE:g} % of the step",
+        f"at {', '.join(LOOKS[:-1])} and {LOOKS[-1]} pairs",
+        f"margin are {USUAL.ignore_pct:g} and {USUAL.matter_pct:g} %, on a CPU that gates its time "
+        f"{ON_CPU.ignore_pct:g} and {ON_CPU.matter_pct:g} %",
+        f"{GPU_PAIRS.warmup_min_s:g} s (CPU: {CPU_PAIRS.warmup_min_s:g} s)",
+        f"of {GPU_PAIRS.block_s:g} s a side (CPU: {CPU_PAIRS.block_s:g} s), behind "
+        f"{GPU_PAIRS.lead_s:g} s untimed (CPU: {CPU_PAIRS.lead_s:g} s)",
+        f"takes {SLOWER_TIMES:g} times",
+        f"{OWN_CARD_PCT:g} % beyond the mean of this card's",
+        f"{OTHER_CARD_PCT:g} % beyond the mean of other",
+        f"level is {100 * ALPHA:g} %; of more than ten, an equal share of {100 * RUN_ALPHA:g} %",
+    ),
+    "docs/method.md": (f"An epoch keeps {KEPT_RECORDINGS} recordings",),
+    "docs/run-document.md": (f"| `schema` | {SCHEMA}; ",),
+    "lab/docs/history.md": (
+        f"below {LEAST_CHANGE_PCT[GPU]:g} % on a GPU, or {LEAST_CHANGE_PCT[CPU]:g} % on a CPU",
+        f"at least {LEAST_SERIES} points, a level at least {LEAST_POINTS}",
+    ),
+}
+
+
+@pytest.mark.parametrize("page", CLAIMS)
+def test_a_page_has_the_numbers_of_the_code(page):
+    """The rules' limits, and lines and formats that change with the code."""
+    text = " ".join((ROOT / page).read_text().split())
+    assert [claim for claim in CLAIMS[page] if claim not in text] == []
+
+
+def test_seconds_are_those_of_the_figures():
+    """Of the page of measurements, by the file that a row or its section links; of the README."""
+    page = (ROOT / "docs" / "measurements.md").read_text()
+    section = page.partition("## Time that a run takes")[2].partition("\n## ")[0]
+    (usual, *_) = re.findall(r"\(\.\./(\S+\.json)\)", section)
+    known = set()
+    for row in re.findall(r"^\| .*\d.*$", section, re.MULTILINE):
+        files = {usual, *re.findall(r"\(\.\./(\S+\.json)\)", row)}
+        walls = {str(int(wall + 0.5)) for file in files for wall in walls_of(ROOT / file)}
+        seconds = set(re.findall(r"\b\d+\b", re.sub(r"\([^)]*\)", "", row.split("|")[-2])))
+        assert seconds and seconds <= walls, row
+        known |= seconds
+    said = re.findall(r"(\d+)(?: to (\d+))?(?: s of an H200)? for (?:a train|three)", README)
+    assert len(said) == 3 and {one for pair in said for one in pair} <= known | {""}
+
+
+def walls_of(path):
+    """Yield each run's seconds in a file of figures."""
+    parts = [json.loads(path.read_text())]
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        yield from ([part["wall_s"]] if isinstance(part, dict) and "wall_s" in part else [])
+
+
+def test_kept_studies_and_cards_are_there():
+    """What a page names in an earlier commit, and the card of an example."""
+    texts = "\n".join(path.read_text() for path in DOCUMENTS)
+    named = set(re.findall(r"\b[0-9a-f]{8}:[a-z]\w*(?:/\w+)*(?:\.md)?", texts))
+    if run("git", "cat-file", "-e", "96e72680", cwd=ROOT).returncode == 0:  # else no whole clone
+        gone = [one for one in named if run("git", "cat-file", "-e", one, cwd=ROOT).returncode]
+        assert [one for one in gone if "NAME" not in one] == []
+    (card,) = set(re.findall(r"FILE:(GPU-[0-9a-f]+)", texts))
+    assert card in (ROOT / "baselines" / "h200x1.json").read_text()
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_is_documented(metric):
     """A row each, with the kind that the table of metrics gives it."""
@@ -88,14 +186,13 @@ def test_every_verdict_stands_in_the_readme_with_its_outcome(status):
     assert row.split("|")[3].strip().startswith(status.outcome)
 
 
-def test_the_options_table_is_what_pytest_offers(pytester):
-    """No option missing, none invented."""
+def test_pages_name_options_that_pytest_offers(pytester):
+    """None is invented, on any page."""
     shown = str(pytester.runpytest_inprocess("-p", "stepguard.plugin", "--help").stdout)
     offered = set(re.findall(r"^  (--perf-[a-z-]+)", shown, re.MULTILINE))
-    assert offered
-    assert set(re.findall(r"^\| `(--perf-[a-z-]+)", OPTIONS, re.MULTILINE)) == offered
-    named = {name for text in (README, YOUR_MODEL) for name in re.findall(r"--perf-[a-z-]+", text)}
-    assert named <= offered
+    texts = [path.read_text() for path in DOCUMENTS]
+    named = {name for text in texts for name in re.findall(r"--perf-[a-z]+(?:-[a-z]+)*", text)}
+    assert named and named <= offered
 
 
 def help_of(main, monkeypatch, capsys, *arguments):
@@ -107,15 +204,13 @@ def help_of(main, monkeypatch, capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_the_commands_table_is_what_the_command_line_offers(monkeypatch, capsys):
+def test_the_lab_s_table_has_its_commands(monkeypatch, capsys):
     """No command missing, none invented; and every option that a row names is the command's."""
-    shown = help_of(stepguard_main, monkeypatch, capsys)
-    sections = [text.partition("\n## Commands\n")[2].partition("\n## ")[0] for text in PAGES]
-    rows = re.findall(r"^(\| `([a-z-]+)\b.*)$", "".join(sections), re.MULTILINE)
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    section = (ROOT / "lab" / "README.md").read_text().partition("\n## Commands\n")[2]
+    rows = re.findall(r"^(\| `([a-z-]+)\b.*)$", section.partition("\n## ")[0], re.MULTILINE)
     rows = [(line, command) for line, command in rows if command != "python"]
-    assert {command for _, command in rows} == set(
-        re.findall(r"^    ([a-z-]+)\b", shown, re.MULTILINE)
-    )
+    assert {command for _, command in rows} == lab["entry-points"]["stepguard.commands"].keys()
     for line, command in rows:
         helped = help_of(stepguard_main, monkeypatch, capsys, command)
         offered = set(re.findall(r"--[a-z-]+", helped))
@@ -163,8 +258,10 @@ def test_what_to_read_first_is_there():
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
-    """Relative links only: the file is there, and so is the heading."""
+    """The file of a relative one is there, and so is the heading."""
     for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", document.read_text()):
+        if target.startswith("https://"):
+            continue
         found = document.parent / target if target else document
         assert found.exists(), target
         if heading:
@@ -205,11 +302,10 @@ def test_the_commands_of_the_benchmarks_are_there(module, options, monkeypatch, 
 
 
 def commands_of_stepguard():
-    """Return the command lines of every shell example that begin with stepguard."""
-    texts = [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]
-    lines = "\n".join(texts).replace("\\\n", " ").splitlines()
-    found = [re.search(r"python3? -m stepguard ([a-z-]+)([^#]*)", line) for line in lines]
-    return sorted({(one[1], one[2].partition(" -- ")[0]) for one in found if one})
+    """Return the command lines on any page that begin with stepguard."""
+    texts = [path.read_text().replace("\\\n", " ") for path in DOCUMENTS]
+    found = re.findall(r"python3? -m stepguard ([a-z][a-z-]*)([^#`\n|]*)", "\n".join(texts))
+    return sorted({(command, rest.partition(" -- ")[0]) for command, rest in found})
 
 
 @pytest.mark.parametrize(("command", "rest"), commands_of_stepguard())

@@ -110,8 +110,9 @@ def _figure(value: float, step: float) -> str:
     return min(plain, f"{value / 10.0**power:.{max(0, power - last)}f}e{power}", key=len)
 
 
-def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
-    """Return a chart of values in their order, slot by slot; None without values.
+def slots_chart(title: str, unit: str, what: str, slots: Sequence[Slot]) -> Chart | None:
+    """Return a chart of values in their order, slot by slot; None without values. ``what`` is what
+    a slot is.
 
     Of a long series each column keeps the least and the greatest value.
     """
@@ -122,7 +123,8 @@ def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
     width = (WIDTH - LEFT - RIGHT) / len(slots)
     every = math.ceil(len(slots) / 12)
     columns = max(2, MOST_COLUMNS // len(slots))
-    borders, texts, paths = "", list[Shape](), {BASE: "", HEAD: ""}
+    borders, paths = "", {BASE: "", HEAD: ""}
+    texts = [Shape("text", END, LEFT - 5, HEIGHT - 6, text=what)]
     for number, slot in enumerate(slots):
         x = LEFT + number * width
         borders += f"M{short(x)} {TOP:g}V{HEIGHT - BOTTOM:g}" if number else ""
@@ -148,35 +150,54 @@ class Level:
     value: float
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A value, when it was measured, in seconds, and what a pointer on it shows."""
+
+    time_s: float
+    value: float
+    text: str
+
+
 def points_chart(
     title: str,
     unit: str,
-    points: Sequence[tuple[float, str]],
+    dots: Sequence[Dot],
     levels: Sequence[Level],
-    marks: Sequence[float],
+    marks: Sequence[int],
     ends: tuple[str, str],
 ) -> Chart:
-    """Return a chart of values, each with what a pointer on it shows, in their order.
+    """Return a chart of values over time, oldest first. The line breaks between two ``levels``.
 
-    ``marks`` are places among the points, and ``ends`` the texts below the first and the last.
+    ``marks`` are the points that something else changed with, and ``ends`` the first and last day.
     """
-    values = [value for value, _ in points]
+    values, times = [dot.value for dot in dots], [dot.time_s for dot in dots]
     scale = Scale(*_padded(values), HEIGHT - BOTTOM, TOP)
-    across = Scale(0, max(1, len(values) - 1), LEFT + 4, WIDTH - RIGHT - 4)
+    across = Scale(times[0], max(times[-1], times[0] + 1), LEFT + 4, WIDTH - RIGHT - 4)
+
+    def before(points: Sequence[int]) -> str:
+        places = ((times[at - 1] + times[at]) / 2 for at in points)
+        return "".join(f"M{short(across.at(at))} {TOP:g}V{HEIGHT - BOTTOM:g}" for at in places)
+
+    breaks = [level.first for level in levels[1:]]
+    line = "".join(
+        f"{'M' if at in (0, *breaks) else 'L'}{short(across.at(dot.time_s))} "
+        f"{short(scale.at(dot.value))}"
+        for at, dot in enumerate(dots)
+    )
+    drawn = (("break", before(breaks)), ("mark", before(marks)), (HEAD, line))
     shapes = [*_value_axis(scale, "")]
-    dashes = "".join(f"M{short(across.at(at))} {TOP:g}V{HEIGHT - BOTTOM:g}" for at in marks)
-    joined = "L".join(f"{short(across.at(at))} {short(scale.at(v))}" for at, v in enumerate(values))
-    shapes += [Shape("path", "mark", path=dashes)] if dashes else []
-    shapes.append(Shape("path", HEAD, path=f"M{joined}"))
-    for at, (value, text) in enumerate(points):
-        shapes.append(Shape("dot", HEAD, across.at(at), scale.at(value), text=text))
+    shapes += [Shape("path", css, path=path) for css, path in drawn if path]
+    for dot in dots:
+        shapes.append(Shape("dot", HEAD, across.at(dot.time_s), scale.at(dot.value), text=dot.text))
     for level in levels:
-        path = f"M{short(across.at(level.first))} {short(scale.at(level.value))}"
-        shapes.append(Shape("path", "level", path=f"{path}H{short(across.at(level.last))}"))
-    shapes.append(Shape("text", "", LEFT, HEIGHT - 6, text=ends[0]))
-    shapes.append(Shape("text", END, WIDTH - RIGHT, HEIGHT - 6, text=ends[1]))
-    legend = [("level", "level")] * bool(levels)
-    legend += [("mark", "something else changed")] * bool(dashes)
+        path = f"M{short(across.at(times[level.first]))} {short(scale.at(level.value))}"
+        shapes.append(Shape("path", "level", path=f"{path}H{short(across.at(times[level.last]))}"))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    below = (("", LEFT, ends[0]), (MIDDLE, middle, "time"), (END, WIDTH - RIGHT, ends[1]))
+    shapes += [Shape("text", css, x, HEIGHT - 6, text=text) for css, x, text in below]
+    legend = [("level", "level"), ("break", "the level changed")] * bool(levels)
+    legend += [("mark", "something else changed")] * bool(marks)
     reach = f"{min(values):.4g} to {max(values):.4g} {unit}"
     says = f"{counted(len(values), 'point')} from {ends[0]} to {ends[1]}, {reach}"
     return Chart(f"{title} [{unit}]", says, HEIGHT, tuple(shapes), tuple(legend))
@@ -247,7 +268,7 @@ def change_chart(
         shapes.append(
             Shape("dot", HEAD, across.at(change), y, text=f"pair {number + 1}: {change:+.3f} %")
         )
-    y = TOP + rows + 17
+    y = TOP + rows + 15
     low, high = across.at(interval.low), across.at(interval.high)
     text = f"{interval.low:+.2f} to {interval.high:+.2f} %"
     shapes += [
@@ -255,6 +276,7 @@ def change_chart(
         Shape("rect", "estimate", across.at(interval.estimate) - 1, y - 9, 2.5, 18),
         Shape("text", "", 2, y + 4, text=cut(interval.label, 10)),
     ]
+    shapes += _beyond(across, interval, y)
     if changes:
         shapes.append(Shape("text", "", 2, TOP + 10, text="pairs"))
     legend = [(f"band{number}", f"{name} +-{margin:.3g} %")
@@ -264,15 +286,32 @@ def change_chart(
     return Chart(title, says, height, tuple(shapes), tuple(legend))
 
 
+def _beyond(across: Scale, interval: Interval, y: float) -> Iterator[Shape]:
+    """Yield an arrow and the bound where the interval leaves the chart."""
+    for bound, edge, css, way in (
+        (interval.low, across.low, "", -1),
+        (interval.high, across.high, END, 1),
+    ):
+        if way * (bound - edge) > 0:
+            x = across.at(edge)
+            back = short(x - 2 * way)
+            tip = f"M{short(x + 7 * way)} {short(y)}L{back} {short(y - 8)}V{short(y + 8)}"
+            yield Shape("path", "arrow", path=tip)
+            yield Shape("text", css, x + 7 * way, y + 18, text=f"{bound:+,.0f} %")
+
+
 def _across(changes: Sequence[float], interval: Interval, margins: Sequence[float]) -> Scale:
-    """Return the axis of changes. An interval of two pairs may reach beyond 1,000 %: it ends at the
-    edge, so that the margins stay visible.
+    """Return the axis of changes. An interval of two pairs may reach beyond 1,000 %: it ends in an
+    arrow at the edge, so that the margins stay visible.
     """
     bounds = [bound for margin in margins for bound in (-margin, margin)]
     most = 4 * max(map(abs, (*changes, interval.estimate, *bounds)))
     ends = (max(-most, interval.low), min(most, interval.high))
-    values = (*changes, interval.estimate, *ends, *bounds)
-    return Scale(*_padded(values), LABELS / 2, WIDTH - 2.4 * RIGHT)
+    low, high = _padded((*changes, interval.estimate, *ends, *bounds))
+    # Room is for what ends inside; what goes on has none.
+    low = -most if interval.low < -most else low
+    high = most if interval.high > most else high
+    return Scale(low, high, LABELS / 2, WIDTH - 2.4 * RIGHT)
 
 
 def _change_axis(across: Scale, height: float) -> Iterator[Shape]:

@@ -114,7 +114,7 @@ def _chosen(known: list[Series], options: argparse.Namespace) -> list[Series]:
         )
     shown = [series for series in known if series.card.startswith(options.card)]
     if not shown:
-        cards = ", ".join(sorted({series.card or series.machine for series in known}))
+        cards = ", ".join(sorted({series.card[:12] or series.machine for series in known}))
         raise ValueError(f"--card {options.card}: the history has none of it, but of {cards}")
     if options.metric:
         shown = [series for series in shown if series.metric == options.metric]

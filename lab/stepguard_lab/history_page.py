@@ -1,15 +1,19 @@
-"""A history as one HTML file: a chart and a table for each series."""
+"""A history as one HTML file: what changed, the largest first, and a chart for each series of
+several points.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from stepguard import __version__
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.text import short_hash
-from stepguard_lab.charts import Chart, Level, points_chart
-from stepguard_lab.history_table import card_of, point_rows, said
-from stepguard_lab.history_view import Anchor, View, day
-from stepguard_lab.report_model import Table, table
+from stepguard_lab.charts import Chart, Dot, Level, points_chart
+from stepguard_lab.history_store import Measurement
+from stepguard_lab.history_table import card_of, moved, point_rows, said
+from stepguard_lab.history_view import Anchor, View, day, log_ratio
+from stepguard_lab.report_model import Cell, Table, table
 
 BEGINS = "<!DOCTYPE html>\n<!-- stepguard history -->"
 
@@ -31,18 +35,83 @@ def page(views: Sequence[View], anchor: Anchor | None) -> str:
     # Imported here: every command imports this module, and most do without jinja2.
     from stepguard_lab.html_templates import TEMPLATES
 
+    several = [view for view in views if len(view.series.points) > 1]
+    several.sort(key=lambda view: _order(view, view.size))  # what did not change keeps its order
+    changed = _changed(several, anchor)
+    series = [_series(at, view, anchor) for at, view in enumerate(several, start=1)]
+    once = _once([view for view in views if len(view.series.points) == 1])
+    tables = (*changed, *once, *(one.table for one in series))
     return TEMPLATES.get_template("history.html").render(
-        title="History",
+        title=_title(several),
+        heads=dict.fromkeys(table.head for table in tables),
         version=__version__,
         anchor=anchor.name if anchor else "",
-        series=[_series(at, view, anchor) for at, view in enumerate(views, start=1)],
+        changed=changed,
+        series=series,
+        once=once,
     )
+
+
+def _title(views: Sequence[View]) -> str:
+    changed = sum(view.size > 0 for view in views)
+    return f"History: {changed} of {len(views)} series changed" if views else "History"
+
+
+def _changed(views: Sequence[View], anchor: Anchor | None) -> tuple[Table, ...]:
+    """Return a row for each change of level and each creep, the largest first."""
+    rows: list[tuple[tuple[bool, bool, float], tuple[str | Cell, ...]]] = []
+    for number, view in enumerate(views, start=1):
+        series = view.series
+        front = (Cell(series.case_id, f"#s{number}"), series.metric, card_of(view))
+        for change in view.changes:
+            beside = view.beside(change) or "nothing else changed"
+            row = (*front, moved(view, change), view.range_of(change), beside)
+            rows.append((_order(view, abs(log_ratio(change.change_pct))), row))
+        if view.creep and view.crept and anchor:
+            creep = view.creep
+            crept = f"crept, [{creep.low_pct:+.2f}, {creep.high_pct:+.2f}] %"
+            row = (*front, f"{creep.change_pct:+.2f} %", anchor.name, crept)
+            rows.append((_order(view, abs(log_ratio(creep.change_pct))), row))
+    rows.sort(key=lambda row: row[0])
+    head = ("case", "metric", "card", "change", "since", "what else changed")
+    shown = [row for _, row in rows]
+    return table("What changed, the largest first", head, shown, 5, len(rows), ends_in_text=True)
+
+
+def _order(view: View, size: float) -> tuple[bool, bool, float]:
+    """Return what sorts changes: times before counters, the largest first."""
+    return not size, METRICS[view.series.metric].kind != "time", -size
+
+
+def _once(views: Sequence[View]) -> tuple[Table, ...]:
+    """Return a row for each series of one point: there is nothing to draw."""
+    rows = [
+        (
+            view.series.case_id,
+            view.series.metric,
+            card_of(view),
+            f"{day(view.series.points[0])} {short_hash(view.series.points[0].commit)}",
+            format_value(view.series.metric, view.series.values[0]),
+        )
+        for view in views
+    ]
+    head = ("case", "metric", "card", "measured", "value")
+    return table("Measured once", head, rows, 4, len(rows))
+
+
+def _seconds(point: Measurement) -> float:
+    found = datetime.fromisoformat(point.date)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _series(number: int, view: View, anchor: Anchor | None) -> _Series:
     series, metric = view.series, view.series.metric
-    points = [
-        (value, f"{day(point)} {short_hash(point.commit)}: {format_value(metric, value)}")
+    dots = [
+        Dot(
+            _seconds(point),
+            value,
+            f"{day(point)} {short_hash(point.commit)}: {format_value(metric, value)}",
+        )
         for point, value in zip(series.points, series.values, strict=True)
     ]
     rows = point_rows(view)[::-1]
@@ -55,9 +124,9 @@ def _series(number: int, view: View, anchor: Anchor | None) -> _Series:
         chart=points_chart(
             metric,
             METRICS[metric].unit,
-            points,
+            dots,
             list(_levels(view)),
-            [mark.at - 0.5 for mark in view.marks if mark.at],
+            [mark.at for mark in view.marks if mark.at],
             (day(series.points[0]), day(series.points[-1])),
         ),
         said=list(said(view, anchor)),

@@ -1,5 +1,6 @@
 """What a series of the history says: its changes of level, what came along with each, and creep."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,15 @@ class View:
     unsearched: str = ""  # why no change points were looked for
 
     @property
+    def size(self) -> float:
+        """Return the largest change of level, or creep, as the logarithm of a ratio; 0 if there is
+        none, infinite from or to zero.
+        """
+        moved = [change.change_pct for change in self.changes]
+        moved += [self.creep.change_pct] if self.creep and self.crept else []
+        return max((abs(log_ratio(pct)) for pct in moved), default=0.0)
+
+    @property
     def crept(self) -> bool:
         """Tell whether the newest level is slower than the anchor's by more than the margin."""
         return self.creep is not None and self.creep.beyond(margin_pct(self.series))
@@ -64,6 +74,11 @@ class View:
     def beside(self, change: Change) -> str:
         """Return what else changed with the level; empty where nothing did."""
         return "; ".join(mark.text for mark in self.marks if mark.at == change.at)
+
+
+def log_ratio(change_pct: float) -> float:
+    """Return a change of so many percent as the logarithm of a ratio."""
+    return math.log1p(change_pct / 100) if change_pct > -100 else -math.inf
 
 
 def day(point: Measurement) -> str:

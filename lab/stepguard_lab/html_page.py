@@ -16,7 +16,7 @@ from markupsafe import Markup
 from stepguard import __version__
 from stepguard.core.run_document import RunDocument
 from stepguard.core.status import Status
-from stepguard.core.text import bounded, cut, first, listed, printable_lines
+from stepguard.core.text import bounded, cut, first, printable_lines
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
@@ -76,9 +76,17 @@ def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[
     runs = [replace(run, source="") for run in runs] if alone else runs
     views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]
     title = views[0].title if len(views) == 1 else f"Performance of {len(views)} runs"
+    heads = dict.fromkeys(table.head for view in views for table in _tables(view))
     return TEMPLATES.get_template("report.html").render(
-        title=title, runs=views, version=__version__
+        title=title, runs=views, heads=heads, version=__version__
     )
+
+
+def _tables(run: RunView) -> Iterator[Table]:
+    yield from (*run.overview, *run.unmeasured)
+    for case in run.cases:
+        for section in case.sections:
+            yield from section.tables
 
 
 def _run(
@@ -180,7 +188,7 @@ def _case(
 
 def _unmeasured(document: RunDocument) -> tuple[Table, ...]:
     rows = [
-        (state.value, str(len(names)), why, bounded(listed(names, LISTED), 2_000))
-        for state, why, names in unmeasured(document)
+        (state.value, str(count), why, bounded(names, 2_000))
+        for state, why, count, names in unmeasured(document)
     ]
     return table("Not measured", ("state", "cases", "why", "which"), rows, 4, LISTED)

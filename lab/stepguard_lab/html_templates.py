@@ -4,6 +4,8 @@ It imports jinja2: import this where a page is made, since other commands do not
 """
 
 import re
+from collections.abc import Sequence
+from zlib import crc32
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -36,6 +38,16 @@ def _breakable(text: str) -> object:
     return Markup("<wbr>").join(pieces)
 
 
+def _css_class(head: Sequence[str]) -> str:
+    """Return the class of tables with these names of columns."""
+    return f"h{crc32(repr(head).encode()) % 2**16:x}"
+
+
+def _css_text(text: str) -> object:
+    """Return a text and a blank as a string of a style sheet; signs are escaped."""
+    return Markup('"{} "').format(re.sub(r"[^\w]", lambda sign: f"\\{ord(sign[0]):x} ", text))
+
+
 TEMPLATES = Environment(
     loader=PackageLoader("stepguard_lab", "templates"),
     autoescape=True,
@@ -44,4 +56,9 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"short": short, "breakable": _breakable}
+TEMPLATES.filters |= {
+    "short": short,
+    "breakable": _breakable,
+    "css_class": _css_class,
+    "css_text": _css_text,
+}

@@ -55,7 +55,7 @@ def _steps(case: MeasuredCase) -> Section:
         )
         for new, old in zip_longest(head, base)
     ]
-    chart = slots_chart(f"Single steps, by {what}", "ms", slots)
+    chart = slots_chart(f"Single steps, by {what}", "ms", what, slots)
     rows = [
         _launch_row(launch, side if base else "", pair[1] if side == SIDES[0] else None)
         for pair in zip_longest(head, base)
@@ -129,7 +129,7 @@ def _of_pairs(case: MeasuredCase, pairs: PairsFinding) -> Chart:
     by = "kernels" if decision.reason is Reason.CHANGED_KERNELS else "interval"
     interval = Interval(by, decision.estimate_pct, decision.low_pct, decision.high_pct)
     bands = ((margins.ignore_pct, "ignored"), (margins.matter_pct, "matters from"))
-    return change_chart("Change beside the margins", _changes_pct(case), interval, bands)
+    return change_chart("Step time beside the margins", _changes_pct(case), interval, bands)
 
 
 def _of_recordings(time: MetricVerdict) -> Chart | None:
@@ -138,7 +138,7 @@ def _of_recordings(time: MetricVerdict) -> Chart | None:
     noise = time.noise_pct or 0.0
     change = time.change_pct
     interval = Interval("std. err.", change, change - noise, change + noise)
-    return change_chart("Change beside the limit", (), interval, ((time.limit_pct, "limit"),))
+    return change_chart("Step time beside the limit", (), interval, ((time.limit_pct, "limit"),))
 
 
 def _decision_rows(pairs: PairsFinding) -> Iterator[tuple[str, str]]:
@@ -171,6 +171,7 @@ def _telemetry(case: MeasuredCase) -> Section:
         slots_chart(
             title[0].upper() + title[1:],
             unit,
+            "pair" if base else "launch",
             [
                 Slot(str((new or old or head[0]).index), _of(new, field), _of(old, field))
                 for new, old in zip_longest(head, base)

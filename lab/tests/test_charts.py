@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stepguard_lab.charts import (
     WIDTH,
     Bar,
+    Dot,
     Interval,
     Level,
     Slot,
@@ -58,8 +59,9 @@ def check_inside(chart):
 @given(st.lists(st.tuples(SERIES, SERIES), min_size=1, max_size=25))
 def test_single_steps_stay_in_the_picture(slots):
     """Of any number of launches, of one side or two, of any length."""
-    chart = slots_chart("Steps", "ms", [Slot(str(i), *both) for i, both in enumerate(slots)])
-    if any(one for both in slots for one in both):
+    slots = [Slot(str(number), *both) for number, both in enumerate(slots)]
+    chart = slots_chart("Steps", "ms", "pair", slots)
+    if any(slot.head or slot.base for slot in slots):
         check_inside(chart)
     else:
         assert chart is None
@@ -93,19 +95,19 @@ def test_points_stay_in_the_picture(values, data):
     places = st.integers(0, last)
     first, end = sorted(data.draw(st.tuples(places, places)))
     levels = [Level(first, end, values[first])]
-    marks = [at - 0.5 for at in range(1, last + 1, 7)]
-    points = [(value, f"point {at}") for at, value in enumerate(values)]
+    marks = list(range(1, last + 1, 7))
+    points = [Dot(1e5 * at, value, f"point {at}") for at, value in enumerate(values)]
     chart = points_chart("step_ms", "ms", points, levels, marks, ("2026-01-01", "2026-02-01"))
     check_inside(chart)
     dots = [shape.text for shape in chart.shapes if shape.kind == "dot"]
-    assert dots == [text for _, text in points]
+    assert dots == [dot.text for dot in points]
 
 
 def test_a_spike_in_a_long_series_is_seen():
     """A column keeps its greatest value, so that one slow step among thousands is drawn."""
     steps = [10.0] * 5000
     steps[3210] = 30.0
-    chart = slots_chart("Steps", "ms", [Slot("1", tuple(steps))])
+    chart = slots_chart("Steps", "ms", "launch", [Slot("1", tuple(steps))])
     (line,) = [one for one in chart.shapes if one.css == "head"]
     heights = [y for _, y in ends_of(line.path)]
     assert len(heights) < 250 and sorted(heights)[0] < sorted(heights)[1] - 50
@@ -132,5 +134,6 @@ def test_ticks_are_round(low, high, expected):
 ])  # fmt: skip
 def test_the_text_of_a_tick_has_room(value, expected):
     """FLOPs of a step, bytes and nanoseconds in ms, too: as round as the others."""
-    chart = points_chart("x", "", [(value, "")], [], [], ("", ""))
-    assert [shape.text for shape in chart.shapes if shape.kind == "text" and shape.text] == expected
+    chart = points_chart("x", "", [Dot(0.0, value, "")], [], [], ("", ""))
+    texts = [shape.text for shape in chart.shapes if shape.kind == "text" and shape.css == "e"]
+    assert [text for text in texts if text] == expected

@@ -1,10 +1,12 @@
 """What is said of a series: marks beside its values, and how far it is from an anchor."""
 
 import random
+import re
 
 from builders import CASE, CASE_ID, recording
 
 from stepguard.machine.interpreter import as_typed
+from stepguard_lab.history_page import page
 from stepguard_lab.history_store import measurement_of, series_of
 from stepguard_lab.history_table import said
 from stepguard_lab.history_view import Anchor, view_of
@@ -55,6 +57,23 @@ def test_creep_against_an_anchor_is_named_with_what_judges_it():
     command = as_typed("pytest perf_tests --perf-against=v1")
     assert f"judge it in pairs: {command}" in text
     assert "since v1 (000000000005): " in "\n".join(said(calm, anchor(5)))
+
+
+def test_a_page_begins_with_what_changed_most():
+    """Charts and rows by the size of the change; what was measured once is a row."""
+    points = []
+    for late in (False, False, True):
+        counters = {"graph_breaks": 7 if late else 2, "flops_per_step": 100 + late}
+        counters |= {"unique_graphs": 5} | ({"recompiles": 9} if late else {})
+        found = recording(number=len(points), counters=counters)
+        points.append(measurement_of(found, CASE_ID, "m", CASE))
+    found = [one for one in series_of(points) if one.metric in counters]
+    text = page([view_of(one, None) for one in found], None)
+    titles = re.findall(r"<figcaption>(\w+)", text)
+    assert titles == ["graph_breaks", "flops_per_step", "unique_graphs"]
+    assert "History: 2 of 3 series changed" in text and "2 -&gt; 7" in text
+    assert text.index("2 -&gt; 7") < text.index("100 -&gt; 101") < text.index("<figure>")
+    assert text.rindex("<td>recompiles</td>") > text.rindex("<figure>")
 
 
 def test_marks_say_what_differs():

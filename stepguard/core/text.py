@@ -12,9 +12,11 @@ from typing import Any
 # Signs; an underscore that is not within a word; what begins a quotation, a link's definition, a
 # check box, a list or a rule.
 _MARKUP = re.compile(
-    r"[\\`*<|#@&~]|(?<![^\W_])_|_(?![^\W_])"
+    r"[\\`*<|#@&~$]|(?<![^\W_])_|_(?![^\W_])"
     r"|^(?:[>\[]|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
 )
+# What GitHub looks for in rendered text: mentions, formulas, emoji, addresses.
+_FOUND = re.compile(r"&#(?:35|36|64);|:(?=//|[\w+-]+:)|\bwww(?=\.)|\bGH(?=-\d)", re.IGNORECASE)
 
 # The most that a failure shows of its sentence, and of a traceback or a rank's last output.
 MESSAGE_CHARACTERS = 2_000
@@ -104,9 +106,8 @@ def markdown(text: object) -> str:
     """Return text that Markdown shows unchanged, in a line, a cell or a heading."""
     # A numeric entity shows its character, and is never markup.
     plain = _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable(text).lstrip())
-    # GitHub looks for mentions in rendered text: a word joiner, which has no width, breaks them up.
-    plain = re.sub(r"&#(35|64);", r"&#\1;&#8288;", plain)
-    return plain.replace("](", "]&#40;")
+    # A word joiner, which has no width, breaks them up.
+    return _FOUND.sub(r"\g<0>&#8288;", plain).replace("](", "]&#40;")
 
 
 def printable_document(value: Any) -> Any:

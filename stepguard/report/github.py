@@ -4,30 +4,29 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 https://docs.github.com/rest/checks/runs
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from stepguard.core.run_document import Problem, ProblemCode, RunDocument
 from stepguard.core.status import Outcome
-from stepguard.core.text import bounded, cut, markdown, printable
+from stepguard.core.text import bounded, cut, first, markdown, printable
 from stepguard.judge.waiver_rules import suggested_sizes
-from stepguard.report import table
-from stepguard.report.markdown_page import COMMENT_BYTES, page
+from stepguard.report.markdown_page import COMMENT_BYTES, page, title
 from stepguard.report.next_steps import acceptable
 
 MOST = 10  # GitHub shows no more annotations of a step's log
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
+MOST_COMMANDS = 3  # of one kind
 # Of a check run.
 CHECK = "stepguard"
 MOST_A_REQUEST = 50  # annotations; GitHub appends those of later requests, without a limit
 TITLE_CHARACTERS = 255
 MESSAGE_CHARACTERS = 16_000  # GitHub takes 64 KiB, and a character may be four bytes
-# What a pull request can do until a maintainer accepts what main measured.
-_WAIVE = "If it is meant: a waiver lets it pass for some days"
-_NO_WAIVER = "No waiver lets it pass: an owner merges it"
-_GAIN = "To keep the gain: merge it"
+_WAIVE = "If it is meant: the pull request adds a waiver, which an owner of `baselines/` approves."
+_NO_WAIVER = "No waiver lets other work, or so large a change, pass: an owner merges it as it is."
 
 
 def error(title: str, text: str, file: str = "", line: int = 0) -> str:
@@ -98,31 +97,22 @@ def _commands(document: RunDocument, run_id: str) -> str:
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
     verdicts = [result.verdict for result in document.results]
     offered = [one for one in verdicts if acceptable(one) and not one.waived_until]
-    waivable = any(map(suggested_sizes, verdicts))
-    failed = (one for one in offered if one.outcome == "failed")
-    if document.against and not all(map(suggested_sizes, failed)):
-        lines += [
-            "",
-            "No waiver lets other FLOPs or tokens, or so large a change, pass. If it is meant, an "
-            "owner merges it as it is, and main is recorded anew.",
-        ]
-    if document.against and waivable:
-        lines += [
-            "",
-            "If it is meant: the pull request adds a waiver, with `python -m stepguard waive CASE "
-            "--evidence evidence/runs --reason '...' --days N`. Whoever owns `baselines/` approves "
-            "that, too.",
-        ]
+    failed = [one for one in offered if one.outcome == "failed"]
+    with_evidence = "--evidence evidence/runs --reason '...'"
+    cases = [shlex.quote(printable(one.case_id)) for one in offered if suggested_sizes(one)]
+    waive = [f"python -m stepguard waive {case} {with_evidence} --days N" for case in cases]
+    if waive:
+        lines += ["", _WAIVE, "", "```sh", *first(waive, MOST_COMMANDS, "# "), "```"]
+    if not all(map(suggested_sizes, failed)):
+        lines += ["", _NO_WAIVER]
     if offered and not document.against:
-        gains = all(one.outcome == "passed" for one in offered)
-        until = _WAIVE if waivable else _GAIN if gains else _NO_WAIVER
         lines += [
             "",
-            f"{until}, and after the merge a maintainer accepts what the run of main has measured:",
+            "After the merge a maintainer accepts what the run of main has measured:",
             "",
             "```sh",
             f"gh run download RUN_OF_MAIN --name {ARTIFACT} --dir evidence",
-            "python -m stepguard accept --evidence evidence/runs --reason '...'",
+            f"python -m stepguard accept {with_evidence}",
             "```",
         ]
     return "\n".join(lines) + "\n"
@@ -132,9 +122,8 @@ def check_run(document: RunDocument, head_sha: str) -> Iterator[dict[str, Any]]:
     """Yield the requests of a check run: the first creates it, others add annotations."""
     found = annotated(document, document.problems)
     placed = [_body(*item) for item in found if _has_place(*item[2:])]
-    title = table.title(document.outcome, [result.verdict for result in document.results])
     output = {
-        "title": cut(title, TITLE_CHARACTERS),
+        "title": cut(printable(title(document)), TITLE_CHARACTERS),
         "summary": page(document, COMMENT_BYTES, for_comment=True),
     }
     first, *others = _split(placed)

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
-from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import block, is_news, reference
+from stepguard.report.verdict_text import HEADLINE, block, is_news, reference
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -27,6 +27,7 @@ _EDITED = (
 # A measuring job runs a pull request's own code, and nobody asked the base branch about it.
 _SAID_BY = "This is what the measuring job says of itself. The check `perf / gate` decides."
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
+ON_PURPOSE = (State.DESELECTED, State.LEFT_OUT)
 
 
 def page(
@@ -75,9 +76,15 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
 
 
 def _verdict(document: RunDocument) -> str:
-    title = table.title(document.outcome, [result.verdict for result in document.results])
-    run, _, counts = title.partition(": ")
-    return f"**{run}:** {markdown(counts)}"
+    run, _, said = title(document).partition(": ")
+    return f"**{run}:** {markdown(said)}"
+
+
+def title(document: RunDocument) -> str:
+    """Return how a run ended, its worst case's headline, and how many there are of each verdict."""
+    verdicts = [result.verdict for result in document.results]
+    why = [one.text.headline for one in document.failing] or [p.sentence for p in document.problems]
+    return table.title(document.outcome, verdicts, cut(why[0], HEADLINE) if why else "")
 
 
 def facts(document: RunDocument) -> Iterator[tuple[str, str]]:
@@ -128,18 +135,19 @@ def _details(page: Page, reference: str) -> str:
     return _folded(title, f"{fence}\n{body}\n{fence}") if body else title
 
 
-def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
-    """Yield the cases that were not measured, grouped by state and reason."""
+def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, int, str]]:
+    """Yield how many cases were not measured, by state and reason, and which, unless on purpose."""
     for state in NOT_MEASURED:
         its = [case for case in document.cases if case.state is state]
         for why, alike in grouped(its, lambda case: case.why).items():
-            yield state, why, [case.case or case.test for case in alike]
+            names = [] if state in ON_PURPOSE else [case.case or case.test for case in alike]
+            yield state, why, len(alike), listed(names, LISTED)
 
 
 def _unmeasured(document: RunDocument) -> Iterator[str]:
     for state, groups in grouped(unmeasured(document), lambda group: group[0]).items():
-        lines = [listed(names, LISTED) + (f": {why}" if why else "") for _, why, names in groups]
-        total = sum(len(names) for _, _, names in groups)
+        lines = [": ".join(filter(None, (names or f"{n}", why))) for _, why, n, names in groups]
+        total = sum(n for _, _, n, _ in groups)
         yield from _bulleted(lines, f"{total} {state.value}", is_folded=True)
 
 

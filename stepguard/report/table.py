@@ -149,6 +149,7 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{number} {word}" for word, number in numbers.items())
 
 
-def title(outcome: Outcome, verdicts: Sequence[Verdict]) -> str:
-    """Return a run's outcome with the count of each verdict, as pages and titles begin."""
-    return f"Performance {outcome}: {counts(verdicts) or 'nothing was measured'}"
+def title(outcome: Outcome, verdicts: Sequence[Verdict], cause: str = "") -> str:
+    """Return a run's outcome, its cause and the count of each verdict, as pages begin."""
+    said = [cause, counts(verdicts) or "nothing was measured"]
+    return f"Performance {outcome}: {'; '.join(filter(None, said))}"

@@ -11,6 +11,7 @@ from run_documents import measured, run_document
 
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
+from stepguard.core.text import markdown
 from stepguard.report.document_json import as_json
 from stepguard.report.github import MARKER, MOST_A_REQUEST, check_run, comment, unread_check_run
 from stepguard.report.markdown_page import page
@@ -61,25 +62,26 @@ def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
 
 
 PROBLEM = Problem(code=ProblemCode.CASE_MISSING, text="gone")
+WHY = f"failed: {CHANGED.text.headline}"
 
 
 @pytest.mark.parametrize(("document", "conclusion", "title"), [
     (run_document(SAME), "success", "passed: 1 same"),
     (run_document(SAME, SAME), "success", "passed: 2 same"),
     (run_document(SAME, passed=False), "failure", "failed: 1 same"),
-    (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
-    (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
-    (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
+    (run_document(CHANGED, SAME, passed=False), "failure", f"{WHY}; 1 CHANGED, 1 same"),
+    (run_document(CHANGED, passed=True), "failure", f"{WHY}; 1 CHANGED"),
+    (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: gone; 1 same"),
     (run_document(passed=True), "failure", "failed: nothing was measured"),
 ])  # fmt: skip
 def test_conclusion_title_and_pages_say_the_same(document, conclusion, title):
     """All follow from the document's outcome: no pass if a case, a problem or pytest says so, or if
-    nothing was measured.
+    nothing was measured. Then the cause comes first.
     """
     (request,) = bodies(document)
     assert request["conclusion"] == conclusion
     assert request["output"]["title"] == f"Performance {title}"
-    head = f"**Performance {title.replace(':', ':**')}\n"
+    head = f"**Performance {markdown(title).replace(':', ':**', 1)}\n"
     assert request["output"]["summary"].startswith(head) and page(document).startswith(head)
     assert comment(document, "4711").startswith(f"{MARKER}\n{head}")
     assert "The check `perf / gate` decides." in request["output"]["summary"]

@@ -3,13 +3,14 @@
 import re
 
 import pytest
-from builders import PROPERTY, entry, evidence, with_counts
+from builders import CASE_ID, PROPERTY, entry, evidence, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
 from stepguard.core.question import Question
+from stepguard.core.reason_sentences import WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
@@ -30,6 +31,8 @@ FASTER = measured(entry(), launches=evidence((230.0,) * 3).launches)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
 TWICE = measured(entry(), launches=evidence((500.0,) * 3).launches)
 NEW = replace(SAME, verdict=judge(Question(evidence())))
+FIGURES = WorkMoved(metric="flops_per_step", other="main", old=(1,), new=(2,))
+OTHER_WORK = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=FIGURES))
 GRAMMAR = re.compile(r"::error ((?:file=[^:,\r\n]+,(?:line=\d+,)?)?title=[^:,\r\n]*)::([^\r\n]*)")
 
 
@@ -90,22 +93,32 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
         assert GRAMMAR.fullmatch(line), line
 
 
-@pytest.mark.parametrize(("results", "until"), [
-    ([SLOWER, NEW], "If it is meant: a waiver lets it pass"),
-    ([CHANGED], "If it is meant: a waiver lets it pass"),
-    ([NEW, FASTER], "No waiver lets it pass"),
-    ([TWICE], "No waiver lets it pass"),
-    ([FASTER, SAME], "To keep the gain: merge it"),
-    ([SAME], ""),
-    ([waived(CHANGED)], ""),
-    ([undecided(CHANGED)], ""),  # no waiver passes it, and nothing is recorded
-    ([accepted(CHANGED)], ""),  # the pull request has the recording
+WAIVES = (
+    f"\npython -m stepguard waive '{CASE_ID}' --evidence evidence/runs --reason '...' --days N\n"
+)
+WAYS = (WAIVES, "No waiver lets", "accept --evidence")
+
+
+@pytest.mark.parametrize(("results", "waiver", "none", "accept"), [
+    ([SLOWER, NEW], True, False, True),
+    ([CHANGED], True, False, True),
+    ([NEW, FASTER], False, False, True),
+    ([TWICE], False, True, True),
+    ([OTHER_WORK], False, True, True),
+    ([FASTER, SAME], False, False, True),
+    ([SAME], False, False, False),
+    ([waived(CHANGED)], False, False, False),
+    ([undecided(CHANGED)], False, False, False),  # no waiver passes it, nothing is recorded
+    ([undecided(TWICE)], False, False, False),
+    ([accepted(CHANGED)], False, False, False),  # the pull request has the recording
 ])  # fmt: skip
-def test_a_way_out_is_offered_as_on_the_terminal(results, until):
-    """A waiver where one passes the case; accepting it where the run can be accepted."""
-    text = comment(run_document(*results), "1")
-    assert text.count("accept --evidence") == bool(until) and f"\n{until}" in text
-    assert ("waiver lets it pass for" in text) == until.endswith("a waiver lets it pass")
+@pytest.mark.parametrize("against", ["", "main"])
+def test_a_way_out_is_offered_as_on_the_terminal(results, waiver, none, accept, against):
+    """A waiver, as it is typed, where one passes the case: none covers a case that was judged as a
+    whole, nor a time that doubled. Accepting it where the run can be, which pairs cannot.
+    """
+    text = comment(replace(run_document(*results), against=against), "1")
+    assert [way in text for way in WAYS] == [waiver, none, accept and not against]
 
 
 def test_a_run_without_a_document_has_a_comment():
