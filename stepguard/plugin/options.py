@@ -121,7 +121,7 @@ def is_strict(config: Any) -> bool:
     # can change it.
     ci = inherited.STARTED.variables.get("CI", "").lower() not in ("", "0", "false")
     option = config.option
-    loose = option.perf_no_strict and is_typed("--perf-no-strict", config)
+    loose = option.perf_no_strict and "--perf-no-strict" in map(str, config.invocation_params.args)
     return bool(option.perf_strict or ci and not loose)
 
 
@@ -136,9 +136,3 @@ def base_branch(config: Any) -> tuple[str, str]:
         if branch := inherited.STARTED.variables.get(name, "").removeprefix("refs/heads/"):
             return f"origin/{branch}", f"{name}={branch}"
     return "", ""
-
-
-def is_typed(name: str, config: Any) -> bool:
-    """Tell whether an option is on the command line, and not only in settings."""
-    arguments = config.invocation_params.args
-    return any(str(argument).partition("=")[0] == name for argument in arguments)

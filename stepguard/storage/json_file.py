@@ -115,23 +115,21 @@ def _refuse_conflict(path: Path, text: str) -> None:
             )
 
 
-def restore(path: Path, typed: str = "") -> str:
+def restore(path: Path) -> str:
     """Return the command that restores git's version of a file, or that moves away a file unknown
-    to git. What the file holds is kept: it may be whole, and in no commit. ``typed`` is the path as
-    the command has it, if it is not ``path``.
+    to git. What the file holds is kept: it may be whole, and in no commit.
     """
     if not is_tracked(path):
-        return f"put it aside (git does not have it) with: {aside(path, typed)}"
-    kept = f"{aside(path, typed)} && " if os.path.lexists(path) else ""
-    return f"restore git's version with: {kept}git checkout -- {shlex.quote(typed or str(path))}"
+        return f"put it aside (git does not have it) with: {aside(path)}"
+    kept = f"{aside(path)} && " if os.path.lexists(path) else ""
+    return f"restore git's version with: {kept}git checkout -- {shlex.quote(str(path))}"
 
 
-def aside(path: Path, typed: str = "") -> str:
+def aside(path: Path) -> str:
     """Return the command that moves a file or a folder to a name that nothing has yet."""
-    name = typed or str(path)
     ends = chain([".old"], (f".old{number}" for number in count(2)))
     free = next(end for end in ends if not os.path.lexists(f"{path}{end}"))
-    return f"mv {shlex.quote(name)} {shlex.quote(name + free)}"
+    return f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}{free}')}"
 
 
 def one_at_a_time(
