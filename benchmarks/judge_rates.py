@@ -108,8 +108,9 @@ def run(log_ratios: Sequence[float], alike: bool = False) -> tuple[Status, int]:
         if 100 * abs(fmean(log_ratios[:count])) <= WITHIN_PCT / math.sqrt(count):
             return Status.SAME, count
     for look in SEQUENTIAL_PLAN:  # by bounds alone: decide() looks for more than a verdict
-        status = bounds(log_ratios[: look.pairs]).status(MARGINS)
-        if status is not Status.INCONCLUSIVE:
+        found = bounds(log_ratios[: look.pairs])
+        status = found.status(MARGINS)
+        if status is not Status.INCONCLUSIVE or found.hopeless(MARGINS):
             return status, look.pairs
     return Status.INCONCLUSIVE, MOST_PAIRS
 
