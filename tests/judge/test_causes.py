@@ -258,20 +258,6 @@ def test_the_places_of_a_baseline_are_lines_of_source():
     }
 
 
-def test_a_rise_from_a_recording_without_places_names_what_is_surely_new():
-    """Six waits were recorded, nobody knows where: of eight now the line that was not there."""
-    metric = "host_syncs_per_step"
-    old = counted(at(8, text="log(x.item())"))
-    waits = Site(".item()", "model/gpt.py", 8, "Block.forward", "log(x.item())", count=6)
-    new = structs.replace(waits, line=9, text="if x.item() > 1:", count=2)
-    now = counted(at(8, text="log(x.item())"), at(9, text=new.text))
-    then = with_counts(old, **{metric: 6})
-    now = with_counts(now, **{metric: 8})
-    now = replace(now, counts=replace(now.counts, sites=now.counts.sites | {metric: (waits, new)}))
-    found = compare(metric, summarise(now), [stored(then)], now.gates)
-    assert found.sites == (new,)
-
-
 VIA = "numpy/_core/memmap.py:360 in memmap.__getitem__"
 
 
@@ -291,19 +277,6 @@ def test_a_librarys_line_that_a_baseline_does_not_keep_is_no_move(stored_then):
     more = counted(structs.replace(library, count=2), add)
     (site,) = compare(OPERATORS, summarise(more), [past], now.gates).sites
     assert (site.line, site.count, site.via) == (5, 1, VIA)
-
-
-def test_collectives_have_the_lines_of_their_operators():
-    """Where they are called now, and of fewer where they were: its line is the other side's."""
-    metric = "collectives_per_step"
-    place = at(9, text="all_reduce(loss)", count=2, what="c10d.allreduce_.default")
-    runs = [
-        summarise(with_counts(counted(at(3, what="mm"), *sites), **{metric: number}))
-        for number, sites in ((1, ()), (3, (place,)))
-    ]
-    for line, (then, now) in ((9, runs), (0, reversed(runs))):
-        (site,) = compare(metric, now, [then], [metric]).sites
-        assert (site.what, site.count, site.line) == ("c10d.allreduce_", 2, line)
 
 
 # Calls that compute nothing

@@ -201,16 +201,6 @@ def test_the_places_of_a_count_that_moved(then, now, status, named):
     assert (found.status, list(found.sites)) == (status, named)
 
 
-@pytest.mark.parametrize(
-    ("counters", "status"), [({SYNCS: 1}, Status.CHANGED), ({}, Status.NO_BASELINE)]
-)
-def test_a_recording_without_places_names_none(counters, status):
-    """Which of two is new is not known, nor of a counter that was not recorded."""
-    now = evidence(counts=Counts({SYNCS: 2}, sites={SYNCS: (LOSS, NORM)}))
-    found = compared(SYNCS, now, [recording(counters=counters)])
-    assert (found.status, found.sites) == (status, ())
-
-
 def test_a_recording_without_parts_compares_none():
     """Somebody took them out of the file: as many operators may be other ones."""
     verdict = judge(Question(evidence(), one_recording(detail={})))
@@ -263,19 +253,6 @@ def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
     counted = [(place.text, place.count) for place in counts.sites[SYNCS] if not place.allowed]
     assert counted == [(LOSS.text, 1), (NORM.text, 2)]
     assert (counts.information, counts.wall_s) == ({"share": 0.0}, 2.5)
-
-
-def test_equal_ranks_are_one_of_them():
-    """Parts and places are those of the first, so that reports do not change from run to run."""
-    first, second = (structs.replace(LOSS, line=line) for line in (10, 20))
-    ranks = [
-        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: (place,)})
-        for name, place in (("x", first), ("y", second))
-    ]
-    counts = counts_of(ranks, 1.0)
-    assert counts.values == {"a": 1, SYNCS: 1} and counts.by_rank == {}
-    assert counts.detail == {"a": {"x": 1}}
-    assert counts.sites == {SYNCS: (first,)}
 
 
 def test_a_single_rank_is_not_numbered():

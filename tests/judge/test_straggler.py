@@ -1,15 +1,12 @@
 """The rank that got slower is found by what it does itself, not by how long the others wait."""
 
 import pytest
-from builders import PROPERTY, evidence, replace
-from comparisons import alike
+from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.profile import Parts, Profile
-from stepguard.core.question import Question
+from stepguard.core.profile import Parts
 from stepguard.judge.compare_profiles import STRAGGLER_SHARE, straggler
-from stepguard.judge.rule_book import judge
 
 STEPS = 6
 
@@ -56,25 +53,3 @@ def test_without_ranks_to_compare_there_is_none(ranks):
     """One rank is no straggler; other numbers of ranks are another case."""
     assert straggler([rank(1e3)] * ranks, [rank(2e3)] * ranks) is None
     assert straggler([rank(1e3)] * 2, [rank(1e3), rank(1e3), rank(9e3)]) is None
-
-
-def test_a_comparison_is_explained():
-    """By the profiles of both sides, where both have one."""
-    comparison = alike([2.0] * 8)
-    counts = evidence().counts
-    parts = [rank(230e3), rank(235e3)]
-    profiles = [Profile("NVIDIA H200", 1, one, (), ()) for one in parts]
-    base, head = (
-        replace(side, counts=replace(counts, profile=one, parts_by_rank=tuple(parts)))
-        for side, one in zip((comparison.base, comparison.head), profiles, strict=True)
-    )
-    found = judge(Question(pairs=replace(comparison, base=base, head=head)))
-    assert found.explanation.after_us == 250e3 and found.straggler is None
-    assert judge(Question(pairs=replace(comparison, base=base))).explanation is None
-    slow = replace(head, counts=replace(head.counts, parts_by_rank=(parts[0], rank(245e3))))
-    assert judge(Question(pairs=replace(comparison, base=base, head=slow))).straggler.rank == 1
-    other = replace(base.fingerprint, device_uuid="GPU-another")
-    beside = replace(comparison, base=replace(base, fingerprint=other), head=slow)
-    assert (
-        judge(Question(pairs=beside)).straggler is None
-    )  # a rank is compared with itself, on one card

@@ -80,36 +80,6 @@ def test_recordings_from_before_ranks_were_kept_apart_are_left_out():
     assert (found.status, note(found)) == (Status.CHANGED, "on rank 1")
 
 
-@pytest.mark.parametrize("now", [(4, 10), (4, 9)])
-def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
-    """Ten copies of two kinds in place of ten: CHANGED, also where another rank has fewer."""
-    name = "copies_per_step"
-
-    def copies(each, parts):
-        found = counted(name, *each)
-        return replace(found, counts=replace(found.counts, detail={name: parts}))
-
-    before, after = copies((10, 10), {"HtoD": 10}), copies((10, now[1]), {"HtoD": 4, "DtoH": 6})
-    known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    found = judge(Question(after, known)).worst
-    assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
-
-
-def test_a_waiver_of_a_total_does_not_cover_other_parts():
-    """Rank 1 makes what was waived, and the busiest as much as ever, of other operators: fails."""
-
-    def operators(each, parts):
-        found = counted("operator_calls_per_step", *each)
-        return replace(found, counts=replace(found.counts, detail={found.gates[0]: parts}))
-
-    before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
-    known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    verdict = judge(Question(after, known))
-    found = permit(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
-    assert note(found.worst) == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
-    assert found.permissions[0].effect is Effect.EXCEEDED
-
-
 def waiver_of(found, value):
     """Of the one metric that the evidence gates."""
     known = {"reason": "known", "expires": date(2026, 12, 31), "who": "A. A."}

@@ -86,18 +86,6 @@ def test_no_waiver_covers_numbers():
     assert suggested_size(more) is None
 
 
-def test_another_case_is_not_touched():
-    """A waiver is of one case."""
-    found = judged(run(), waiver(case="other[case]"))
-    assert (found.outcome, found.permissions) == ("failed", ())
-
-
-def test_the_first_to_end_is_named():
-    """Two waivers: the verdict holds until the first of them is over."""
-    early = waiver("graph_breaks", expires=date(2026, 12, 1))
-    assert judged(run(graph_breaks=2), waiver("step_ms"), early).waived_until == "2026-12-01"
-
-
 FAILING = st.builds(
     MetricVerdict,
     metric=st.sampled_from(["step_ms", "graph_breaks", "flops_per_step", "launches_per_step"]),

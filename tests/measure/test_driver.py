@@ -593,15 +593,6 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
 
 
-def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
-    """After two, with the verdict; no third pair is built."""
-    found = measure(None, GPU)
-    verdict = judged(found)
-    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
-    assert found.pairs == 2 and not world.asked("pair 4 head")
-    assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
-
-
 def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     """A launch whose compiler chose another grid decides nothing, and no later pair can."""
     world.profiled["pair 2 base"] = profile(COLD)
@@ -667,15 +658,6 @@ def test_out_of_memory_in_the_first_pair_means_one_after_the_other(world, measur
     }
     assert all(len(one.blocks) == 2 for side in (found.head, found.base) for one in side.launches)
     assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
-
-
-def test_out_of_memory_later_is_a_fault(world, measure):
-    """Pairs that ran in turns are not continued otherwise."""
-    world.fails[("pair 2 base", "first_step")] = "OUT_OF_MEMORY"
-    found = measure(3, GPU)
-    (fault,) = found.base.faults
-    assert fault.code == "OUT_OF_MEMORY" and found.together and found.pairs == 1
-    assert judged(found).reason is Reason.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("side", ["head", "base"])

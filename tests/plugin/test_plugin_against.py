@@ -95,24 +95,6 @@ def test_a_cpu_beside_another_revision(gate):
     assert str(result.stdout).count("no slowdown seen, on a CPU") == 1
 
 
-def test_a_run_that_is_ended_leaves_its_pairs(gate, h200):
-    """They can be judged later; the next run measures its own."""
-    case = a_case(gate, h200)
-    gate.will_compare(case, 10.0, ended="by hand")
-    assert gate.run(OTHER).ret != 0
-    assert [*gate.path.glob(".stepguard/runs/*/*/comparison.json")]
-    gate.will_compare(case, 0.0)
-    gate.run(OTHER, passed=1)
-
-
-def test_a_changed_tree_is_allowed(gate, h200):
-    """Work in progress against a clean revision is the commonest use."""
-    a_case(gate, h200, 2.0)
-    (gate.path / "factories.py").write_text("# edited\n")
-    result = gate.run(OTHER, failed=1)
-    result.says("linear?124m?: SLOWER: *")
-
-
 def test_a_case_among_many_has_its_level_beforehand(gate, h200):
     """0.9 % in pairs that scatter by 0.24 % is SLOWER alone, at p = 0.0006; among twenty cases that
     is not enough, and says at which level it is undecided.

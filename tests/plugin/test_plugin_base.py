@@ -49,18 +49,6 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     assert page[4] == "* cpu.json: linear[nano]: generated_kernels 7 -> 8"
 
 
-def test_what_the_tree_has_not_accepted_can_be(gate):
-    """An edit of its baselines that is not this figure's accepts nothing."""
-    case = branch(gate)
-    accept_more(gate, case)
-    gate.will_measure(case, counters={"generated_kernels": 9})
-    gate.run("--perf-base=main", "--perf-json=run.json", failed=1)
-    document = json.loads((gate.path / "run.json").read_text())
-    assert document["results"][0]["text"]["steps"][0].startswith(
-        "accept: python -m stepguard accept"
-    )
-
-
 def test_a_waiver_that_the_tree_adds_waives_and_is_shown_first(gate):
     """Declared here: in the first lines, in the document, and to the gate, which reads the commit.
     An edit of the base's waiver is one, too.

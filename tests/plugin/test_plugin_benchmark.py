@@ -104,15 +104,6 @@ def test_its_comparison_still_fails(recorded):
     result.stderr.fnmatch_lines(["*Performance has regressed*"])
 
 
-def test_ordinary_benchmarks_run_beside_cases(recorded):
-    """A user's own benchmark test in the same run is timed by its own timer."""
-    (recorded.path / "test_own.py").write_text(OWN)
-    recorded.run("--benchmark-json=bench.json", "--benchmark-max-time=0.01", passed=2)
-    benches = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
-    own = next(bench for bench in benches if bench["name"] == "test_own")
-    assert 0 < own["stats"]["min"] < 10e-3
-
-
 def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):
     """With autoload off and -p pytest_benchmark.plugin the samples still reach it."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

@@ -63,18 +63,6 @@ def test_a_module_that_git_ignores_is_not_the_recordings_code(gate, h200):
     result.says("    confirmed, the code is SLOWER*")
 
 
-def test_both_measurements_are_kept(gate, h200):
-    """The evidence that can be accepted, and the pairs beside it; the tree is gone."""
-    case = gate.recorded(h200)
-    gate.run()
-    (run,) = (gate.path / ".stepguard" / "runs").iterdir()
-    kept = run / case.slug
-    assert {path.name for path in kept.iterdir()} >= {"evidence.json", "comparison.json"}
-    found = from_json((kept / "comparison.json").read_bytes(), "x")
-    assert found.head.gates == ("step_ms", "flops_per_step")
-    assert [path.name for path in (gate.path / ".stepguard" / "trees").iterdir()] == ["lock"]
-
-
 def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     """HEAD was the recording's commit when the run began: what was slow is not that code."""
     case = gate.recorded(h200, ahead=False, step_ms=15.0)

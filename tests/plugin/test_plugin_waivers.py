@@ -62,15 +62,6 @@ def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
     result.says("linear?nano?: waiver not used, its case was not measured: graph_breaks up*")
 
 
-def test_a_bad_waiver_is_a_usage_error(slower):
-    """Exit 4 before anything is measured."""
-    waive(slower, metric="breaks")
-    result = slower.run()
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*waivers.json, waiver 1 (*): *'breaks' is no metric*"])
-    assert slower.measured == []
-
-
 def test_a_misspelt_case_stops_a_run_of_whole_folders(slower):
     """Exit 4; where only a part was collected it is told as not used."""
     waive(slower, case="linear[typo]")

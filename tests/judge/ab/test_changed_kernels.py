@@ -387,13 +387,6 @@ def test_where_kernels_are_not_judged():
             assert why_not_judged(one) == "a profile is not whole"
 
 
-def test_a_launch_without_its_pair_does_not_count():
-    """A run that was ended in a pair leaves one."""
-    found = made({GELU: 0.3})
-    more = replace(found.base, launches=(*found.base.launches, found.base.launches[0]))
-    assert rule(replace(found, base=more)) == rule(found)
-
-
 # what the verdict says
 
 

@@ -48,16 +48,6 @@ def counted(name, *ratios, ranks=1, **changes):
     return replace(found, head=head)
 
 
-def with_settings(found, value):
-    """The pairs, of which HEAD's workload changes a setting to this value, and the base's to 1."""
-    sides = {}
-    for side, is_now in (("head", value), ("base", 1)):
-        one = with_counts(getattr(found, side), **{SETTINGS: 1})
-        detail = one.counts.detail | {SETTINGS: {f"get_num_threads = {is_now}": 1}}
-        sides[side] = replace(one, counts=replace(one.counts, detail=detail))
-    return replace(found, **sides)
-
-
 def allowed(found, name):
     """A waiver of the counter, as high as it is."""
     known = {"case": found.head.case_id, "metric": name, "reason": "meant", "who": "A. Author"}
@@ -78,14 +68,6 @@ def test_work_and_waste_need_no_further_pair(name, ratios, ranks):
     assert verdict.whole or (verdict.worst.metric, verdict.outcome) == (name, "failed")
     shown_ms = [one.new for one in verdict.metrics if one.metric == "step_ms" and one.new]
     assert shown_ms == [pytest.approx(250.0 * math.exp(ratio)) for ratio in ratios]
-
-
-def test_other_settings_are_other_work():
-    """As many of them, with another value: a product of another precision is another step."""
-    found = with_settings(turns([0.0]), 4)
-    verdict = judge(Question(pairs=found))
-    assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, SETTINGS)
-    assert not wants_another_pair(found) and wants_another_pair(with_settings(found, 1))
 
 
 @pytest.mark.parametrize("name", OF["waste"] + OF["price"])

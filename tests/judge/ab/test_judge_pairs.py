@@ -254,13 +254,6 @@ def test_the_margins_that_are_named_decide(sd_pct):
 # JSON
 
 
-def test_a_comparison_survives_json():
-    """Sides, margins and how it was measured."""
-    found = turns(shifted(2.0), together=False, out_of_time=True, alpha=level_of(40),
-                  base=fault("KILLED"))  # fmt: skip
-    assert from_json(to_json(found), "x") == found
-
-
 # What a comparison held that an earlier version kept, and none holds now.
 REMOVED = {"margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
            "prior": {"sd_pct": 0.3, "degrees": 4.0}, "why": "calibrated", "wall_s": 12.5,
@@ -274,21 +267,6 @@ def test_a_comparison_of_an_earlier_version_is_read():
     found = with_margins(turns(shifted(2.0)), 1.0, 1.29)
     kept = msgspec.json.decode(to_json(found)) | REMOVED
     assert from_json(msgspec.json.encode(kept), "comparison.json") == found
-
-
-@pytest.mark.parametrize("data", [
-    b"",
-    b"{",
-    b"[]",
-    b"{}",
-    b"\xff",
-    b'{"against": 1}',
-    msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
-])  # fmt: skip
-def test_what_is_no_comparison_is_refused(data):
-    """With the file's name, as ValueError."""
-    with pytest.raises(ValueError, match="comparison.json: no comparison that stepguard wrote: "):
-        from_json(data, "comparison.json")
 
 
 def test_margins_of_nonsense_are_refused_in_json():

@@ -57,19 +57,6 @@ def test_a_difference_is_the_kernels_own(paces):
     assert longer_pct(step(), slow, NORM) == pytest.approx(0.2, abs=1e-9)
 
 
-@pytest.mark.parametrize(("before", "after", "differs"), [
-    ("nvjet_192x192_NNN", "nvjet_128x160_NNT", True),
-    (f"{GELU}_9", f"{GELU}_12", False),  # numbered by the compiler
-])  # fmt: skip
-def test_a_kernel_of_another_tile_differs(before, after, differs):
-    """Though its name without numbers, and its grid, are the same."""
-    canonical, kind = (GELU, "Triton") if before.startswith(GELU) else ("nvjet_NN", "GEMM")
-    rows = (replace(kernel(name, kind, 24, 900.0), canonical=canonical) for name in (before, after))
-    matched = Matched.of(*((row,) for row in rows))
-    assert len(matched.matches) == 1
-    assert matched.changed.tolist() == [differs]
-
-
 def test_a_class_without_equal_kernels_has_the_pace_of_all():
     """Of attention nothing is left that did not change: everything else shows the pace."""
     paces = dict.fromkeys(("GEMM", "attention", "Triton"), 1.02)
@@ -129,16 +116,6 @@ def test_other_work_is_another_kernel():
     """Its grid does not show it: a product's kernel may stay on its multiprocessors."""
     base, head = (replace(step()[0], work=Work(flops)) for flops in (1e9, 2e9))
     assert Matched.of((base,), (head,)).differs == ("work",)
-
-
-def test_a_kernel_that_took_over_some_launches_is_judged_with_the_rest():
-    """Two of 24 launches are of a longer kernel: both count, and what is longer is the sum."""
-    kept, each = [row for row in step() if row.canonical != GELU], 0.026 * STEP_US / 24
-    rest = kernel(GELU + "_9", "Triton", 22, 22 * each)
-    longer = kernel("triton_poi_fused_add_gelu_mul_view_10", "Triton", 2, 2 * each + 540.0)
-    head = (*kept, rest, longer)
-    assert Matched.of(step(), head).changed.sum() in (1, 2)
-    assert longer_pct(step(), head) == pytest.approx(0.2)
 
 
 def test_a_count_that_varies_is_not_the_same_kernel():

@@ -48,15 +48,6 @@ def test_the_interval_is_from_the_smallest_to_the_largest_ratio():
     assert decided.p_value == 0.25**3 and decided.final
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_too_few_pairs_are_no_verdict(late):
-    """More are wanted, unless the time is up."""
-    found = pairs(2.0, 2.0, out_of_time=late)
-    assert (
-        decision(found).final is late and judge(Question(pairs=found)).status is Status.INCONCLUSIVE
-    )
-
-
 def test_what_is_shown_is_what_is_judged():
     """HEAD's fastest blocks take twice as long, and its mean is shorter: a step that is slow now
     and then on the other side alone.
