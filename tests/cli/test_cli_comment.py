@@ -20,7 +20,7 @@ def test_a_document_becomes_a_comment(shell, tmp_path):
     (tmp_path / "perf.json").write_text(as_json(run_document(SLOWER, passed=False)))
     told = shell("comment", "perf.json", "--run", "4711")
     assert (told.status, told.err) == (0, "")
-    assert told.out.startswith(f"{MARKER}\n**Performance failed:** 1 SLOWER\n")
+    assert told.out.startswith(f"{MARKER}\n**Performance failed:** train_step[124m-bf16]: SLOWER: ")
     assert "gh run download 4711 " in told.out
 
 

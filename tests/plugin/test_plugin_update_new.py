@@ -14,7 +14,8 @@ def test_only_new_cases_are_recorded(gate):
     assert result.ret == 1
     result.says("recorded *", "1 CHANGED, 1 recorded")
     _, report = (gate.path / "report.md").read_text().split("\n", 1)  # below the page's mark
-    assert report.startswith("**Performance failed:** 1 CHANGED, 1 recorded\n")
+    assert report.startswith("**Performance failed:** linear[old]: CHANGED: flops_per_step ")
+    assert "; 1 CHANGED, 1 recorded\n" in report
     assert "linear[new]: NO BASELINE" not in report, "nothing is left to do there"
     entries = json.loads(path.read_text())["cases"]
     assert set(entries) == {"linear[new]", "linear[old]"}
