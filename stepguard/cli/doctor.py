@@ -161,7 +161,7 @@ def last_line(command: list[str], failure: str, root: Path) -> str:
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = torchrun.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = torchrun.import_path(Path(folder, "engine"), root, theirs)
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env

@@ -37,6 +37,7 @@ from stepguard.cli.workload_arguments import (
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
 from stepguard.core.reason_sentences import uncommitted
+from stepguard.core.text import listed
 from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import (
     current,
@@ -499,6 +500,10 @@ def _record(root: Path, python: str, test: str) -> int:
         if status == PYTEST_USAGE:
             front = "pytest refused to start: mend what it says. An option that it does not know "
             front += "is of the project's addopts: install its plugin. Then again:"
+        # The tree was clean before. A folder that is new stands for its files.
+        if new := (git(root, "status", "--porcelain", "--", ":!baselines") or "").splitlines():
+            wrote = listed([line[3:] for line in new], 3)
+            say("", f"The run wrote {wrote}: outputs belong in .gitignore.")
         say("", front, f"  {_again(python)}")
     if status:
         return 1

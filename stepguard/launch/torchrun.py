@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -38,17 +38,14 @@ def caches(folder: Path) -> dict[str, str]:
     }
 
 
-def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
+def import_path(folder: Path, root: Path, theirs: str) -> str:
     """Make ``folder``, which must not exist, with a link to the engine. Return PYTHONPATH of a
-    launch: ``folder``, ``root``, the caller's own paths (``theirs``), and the folder that contains
-    the engine, unless it lies in a forbidden tree.
+    launch: ``folder``, ``root``, and the caller's own paths (``theirs``). What lies beside the
+    engine is not on it: a clone has packages of common names, such as ``model``.
     """
     folder.mkdir()
     (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)
-    beside = ENGINE.parent
-    foreign = any(beside.is_relative_to(tree.resolve()) for tree in forbidden)
-    paths = [str(folder), str(root), theirs, "" if foreign else str(beside)]
-    return os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    return os.pathsep.join(dict.fromkeys(filter(None, (str(folder), str(root), theirs))))
 
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
@@ -153,10 +150,7 @@ def launch_environment(
 ) -> dict[str, str]:
     """Return the environment of a launch's processes on one node."""
     env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
-    foreign = spec.forbidden
     if spec.python != sys.executable:
-        # The engine may be installed beside this interpreter's packages.
-        foreign = (*foreign, ENGINE.parent)
         # As when the environment is activated: compilers and tools of a package are found by PATH.
         bin_folder = os.path.dirname(spec.python)
         env |= {"PATH": os.pathsep.join(filter(None, (bin_folder, env.get("PATH", ""))))}
@@ -172,9 +166,7 @@ def launch_environment(
         "STEPGUARD_SHARED": " ".join(spec.shared),
         # The scratch folder is removed at the end, with what a killed process left in it.
         "TMPDIR": str(scratch),
-        "PYTHONPATH": import_path(
-            scratch / "engine", spec.root, env.get("PYTHONPATH", ""), foreign
-        ),
+        "PYTHONPATH": import_path(scratch / "engine", spec.root, env.get("PYTHONPATH", "")),
         "PYTHONUNBUFFERED": "1",
         # torch finds built extensions by name alone. A process that waits while another one builds
         # loads the result, which may belong to another tree or checkout.

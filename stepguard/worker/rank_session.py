@@ -30,14 +30,9 @@ from stepguard.worker.compile_caches import (
     take_kept_headers,
     trace_own_code_anew,
 )
-from stepguard.worker.counters import compiler
+from stepguard.worker.counters import compiler, counting
 from stepguard.worker.counters.changed_settings import everywhere
 from stepguard.worker.counters.collector import note_frozen
-from stepguard.worker.counters.counting import (
-    SETTLING_STEPS,
-    count_compiled,
-    count_without_compiler,
-)
 from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
     TakenProfile,
@@ -202,13 +197,13 @@ class Session:
     def do_count(self) -> replies.Counted:
         """Run the first part of the counting pass. Return its counts."""
         tokens: list[int] = []
-        self._tally = count_compiled(self._step(tokens), self._progress)
-        first = tokens[SETTLING_STEPS:][:LEAK_STEPS]  # the same numbers in each launch
+        self._tally = counting.count_compiled(self._step(tokens), self._progress)
+        first = tokens[counting.SETTLING_STEPS :][:LEAK_STEPS]  # the same numbers in each launch
         return replies.Counted(counts=self._tally.counts(), tokens_per_step=round(fmean(first)))
 
     def do_count_eager(self) -> replies.Counted:
         """Run the second part. Return the counts of both."""
-        count_without_compiler(self._step(), self._progress, self._tally)
+        counting.count_without_compiler(self._step(), self._progress, self._tally)
         return replies.Counted(counts=self._tally.counts())
 
     def do_locate(self) -> replies.Counted:

@@ -109,7 +109,10 @@ def test_after_a_failure_nothing_of_it_is_left(project, capsys, monkeypatch, end
 
     project.commit()
     monkeypatch.setattr(init, "_record", project.record)
-    monkeypatch.setattr(init.sys, "executable", "/bin/false")
+    fails = project.path.with_name("fails")
+    fails.write_text("#!/bin/sh\nmkdir -p out && touch out/a out/b && exit 1\n")
+    fails.chmod(0o755)
+    monkeypatch.setattr(init.sys, "executable", str(fails))
     monkeypatch.setattr(init.sys, "argv", ["stepguard", "init", "my_model:train_step", "width=64"])
     begun = project.git("log", "--format=%H")
     if ends == "interrupted":
@@ -117,10 +120,12 @@ def test_after_a_failure_nothing_of_it_is_left(project, capsys, monkeypatch, end
     status = project.init()
     told = capsys.readouterr().out.splitlines()
     assert told[-1] == "init has taken its commit back."
-    assert project.git("log", "--format=%H") == begun and project.git("status", "--short") == ""
+    left = "" if ends == "interrupted" else "?? out/\n"
+    assert (project.git("log", "--format=%H"), project.git("status", "--short")) == (begun, left)
     if ends == "interrupted":
         assert status == 130
         return
+    assert told[-5] == "The run wrote out/: outputs belong in .gitignore."
     assert status == 1 and told[-3] == "Mend what is told above, commit, then again:"
     assert told[-2].endswith(" -m stepguard init my_model:train_step width=64")
 

@@ -129,8 +129,10 @@ def test_the_peak_has_the_lines_of_what_is_alive_at_it():
 
         return step
 
-    before, after = "activation = torch.ones(N)", "grown = activation.repeat(4)"
-    assert places(make, metric=PEAK) == [(4 * N, before, ""), (16 * N, after, "forward")]
+    assert places(make, metric=PEAK) == [
+        (4 * N, "activation = torch.ones(N)", ""),
+        (16 * N, "grown = activation.repeat(4)", "forward"),
+    ]
 
 
 def test_numbers_of_the_host_have_their_line():

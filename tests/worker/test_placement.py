@@ -12,12 +12,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.flop_counter import FlopCounterMode
 
 from stepguard.worker.counters.sync_candidates import count_candidates
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.counters.tensor_devices import Placement
-from stepguard.worker.loops.step_borders import modes
 
 DEVICE = "cpu"
 
@@ -344,19 +342,6 @@ def test_the_copy_that_stands_for_the_transfer_is_differentiable():
         assert placement.on_device(sent) and not placement.on_device(source)
         (weight * sent).sum().backward()
     assert weight.grad.tolist() == host.tolist()
-
-
-def test_a_mode_that_the_factory_leaves_on_stays_on():
-    """One that sees functions, and one that sees operators: both, and none of the engine's."""
-    left = torch.overrides.BaseTorchFunctionMode(), FlopCounterMode(display=False)
-    with Placement().observed():
-        for mode in left:
-            mode.__enter__()
-    kept = [type(mode).__name__ for mode in modes()]
-    assert kept == ["BaseTorchFunctionMode", "_FlopCounterMode"]
-    for mode in left:
-        mode.__exit__(None, None, None)
-    assert modes() == []
 
 
 def test_compiled_in_the_factory_compiles_afterwards():

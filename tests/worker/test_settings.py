@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode, _len_torch_function_stack
 from stepguard.core.metrics import SETTINGS
 from stepguard.worker.counters.changed_settings import count_settings, everywhere, settings
 from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tensor_devices import Placement
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 
@@ -124,7 +125,8 @@ def test_a_setting_that_the_workload_changes_is_counted_with_its_value(change, u
     undo()  # another test of this process may have left it changed
     before = everywhere()
     assert counted(before) == set()
-    change()
+    with Placement().observed():  # as a workload is built
+        change()
     try:
         assert part in counted(before)
     finally:

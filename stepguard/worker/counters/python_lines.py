@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ PLACES = 10
 # Lines that grow still do so many steps after all counts. A window of 100 losses has filled then.
 # On a GPU these steps of the 124M model take 16 s.
 FILLING_STEPS = 64
+_count = attrgetter("count")
 Lines = Counter[tuple[CodeType, int]]  # of a function: the line that calls a library, or 0
 
 
@@ -100,10 +102,6 @@ def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
 def _rise(counts: Sequence[int]) -> int:
     """Return the smallest rise from one step to the next; 0 or less without one."""
     return min(later - earlier for earlier, later in pairwise(counts))
-
-
-def _count(site: Site) -> int:
-    return site.count
 
 
 def _sites(lines: Lines) -> list[Site]:
