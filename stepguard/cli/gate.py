@@ -7,7 +7,6 @@ Actions it annotates the lines of code that are the cause.
 """
 
 import argparse
-import os
 import re
 import sys
 import tempfile
@@ -108,7 +107,7 @@ def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permis
 
 def _annotate(lines: Sequence[str]) -> None:
     # Not by say(), which breaks up such lines.
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    if github.in_actions():
         sys.stdout.writelines(f"{line}\n" for line in lines)
 
 

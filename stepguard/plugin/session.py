@@ -66,7 +66,7 @@ from stepguard.plugin.selection import (
     left_out_line,
     unsuited,
 )
-from stepguard.report import verdict_text
+from stepguard.report import github, verdict_text
 from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -161,6 +161,7 @@ class PerfSession:
         self._against = other_side(config.option.perf_against or "", python)
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
+        self._annotations: list[str] = []
         self._causes: dict[Hashable, str] = {}
         self._interrupted = False
 
@@ -404,17 +405,20 @@ class PerfSession:
         self._notices += left_out_line(states)
         nothing = self.selection.asked and not results
         own = self._refused or problems_of(exitstatus, self.recorder.refused, nothing)
-        if hasattr(self._config, "workerinput") or not (self._documents or self.guard.strict):
+        asked = self._documents or self.guard.strict
+        if hasattr(self._config, "workerinput") or not (asked or github.in_actions()):
             return not own
         document = self._document(exitstatus, results, own, states)
         # A usage error says why nothing was measured.
-        found = [] if self._refused else self.guard.missed(document, self._waivers)
+        found = self.guard.missed(document, self._waivers) if asked and not self._refused else []
         self._missed = [problem for problem in found if problem.code not in SAID_BEFORE]
         if self._missed and not self._option.perf_strict:
             self._notices.append(NO_GATE)
         document = structs.replace(
             document, problems=[*own, *self._missed], passed=document.passed and not found
         )
+        if github.in_actions():
+            self._annotations = github.annotations(document, document.problems)
         unwritten = write(self._option, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
@@ -485,4 +489,5 @@ class PerfSession:
             self._option.tbstyle != "no",
             {} if results and lists_skips else self.selection.skips,
             problems=self._missed,
+            annotations=self._annotations,
         )

@@ -4,6 +4,7 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 https://docs.github.com/rest/checks/runs
 """
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
@@ -63,6 +64,11 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[An
         page, test = result.text, tests.get(result.case, ("", 0))
         where = (page.place.file, page.place.line) if page.place else test
         yield result.case, page.headline, *where
+
+
+def in_actions() -> bool:
+    """Tell whether this process' log is one of GitHub Actions."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:

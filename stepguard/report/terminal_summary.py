@@ -37,6 +37,7 @@ class ShownRun:
     # Reasons why tests of cases were skipped that nothing else shows, with the number of tests.
     skipped: Mapping[str, int] = field(default_factory=dict)
     problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
+    annotations: Sequence[str] = ()  # lines for a log of GitHub Actions
 
 
 def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
@@ -62,6 +63,7 @@ def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         if verdict_text.is_news(result.verdict):
             yield from _headline(run, result, width)
+    yield from ((line, {}) for line in run.annotations)
 
 
 def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, Markup]]:

@@ -34,6 +34,15 @@ def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
     assert "Failed: " not in text and " - linear[" not in text
 
 
+def test_github_gets_an_annotation_of_a_red_case(gate, monkeypatch):
+    """There alone, without a document that was asked for."""
+    gate.will_measure(gate.guarded(), counters={"compiled_operator_calls_per_step": 51})
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert "::error" not in gate.run().stdout.str()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    gate.run().says("::error file=*,title=linear?nano?::linear?nano?: CHANGED: *")
+
+
 def test_stages_are_shown_with_v_only(gate):
     """-v prints a line a stage; without it a case begins with one line and nothing more."""
     gate.guarded()
