@@ -480,13 +480,6 @@ COUNTED = (
         ),
     ),
     Scenario(
-        "peak-memory-within-a-block",
-        "100 B more at the peak: less than an allocator's block.",
-        "same",
-        "WITHIN_LIMIT",
-        Run(counting(evidence(), peak_allocated_bytes=45_000_000_100), baseline=FIVE),
-    ),
-    Scenario(
         "peak-memory-and-its-line",
         "More at the peak: a removed no_grad() keeps what a line of two callers makes.",
         "CHANGED",
