@@ -75,8 +75,7 @@ class Counted(Reply):
     """The counts so far."""
 
     counts: Counts
-    # The mean of what the workload said after each of the first counted steps; 0: not known.
-    tokens_per_step: int = 0
+    tokens_per_step: int = 0  # the mean of the first counted steps; 0: not counted
 
 
 class Kernels(Reply):

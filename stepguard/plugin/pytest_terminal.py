@@ -99,3 +99,5 @@ def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Shown
     width = reporter._tw.fullwidth if reporter.isatty else 0  # 0: a log may have any width
     for text, markup in terminal_summary.lines(run, width):
         reporter.line(printable(text), **markup)
+    for line in run.annotations:  # printable() breaks them up
+        reporter.line(line)

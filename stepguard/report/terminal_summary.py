@@ -63,7 +63,6 @@ def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         if verdict_text.is_news(result.verdict):
             yield from _headline(run, result, width)
-    yield from ((line, {}) for line in run.annotations)
 
 
 def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, Markup]]:

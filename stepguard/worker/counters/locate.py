@@ -87,20 +87,19 @@ def phase_at(innermost: FrameType | None) -> str:
     return "forward" if _FORWARD in around else ""
 
 
-def tree_frame(innermost: FrameType | None) -> FrameType | None:
+def tree_frame(innermost: FrameType) -> FrameType | None:
     """Return the frame of locate()'s place, as fast as it can be found; None if there is none, or
     if the innermost frame is the engine's.
     """
     root, fallback = _tree or os.getcwd(), None
-    if innermost is not None and innermost.f_code.co_filename.startswith(_ENGINE):
-        return None
-    while innermost is not None:
-        file = innermost.f_code.co_filename
+    frame = None if innermost.f_code.co_filename.startswith(_ENGINE) else innermost
+    while frame is not None:
+        file = frame.f_code.co_filename
         if not is_machinery(file):
             if _in_tree(file, root)[0]:
-                return innermost
-            fallback = fallback or innermost
-        innermost = innermost.f_back
+                return frame
+            fallback = fallback or frame
+        frame = frame.f_back
     return fallback
 
 
