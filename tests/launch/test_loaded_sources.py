@@ -15,17 +15,13 @@ from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
+from stepguard.machine.other_python import Python
 from stepguard.worker.rank_fingerprint import modules as modules_of
 
 
 def sources(package):
     """What a rank tells of its sources."""
     return modules_of(package).sources
-
-
-def installed():
-    """What a rank tells of what is installed."""
-    return modules_of("x").installed
 
 
 HEAD = Path("/h")
@@ -60,6 +56,15 @@ def test_the_engine_is_the_callers(file):
         ("stepguard.core.case", file)
     ]
     assert strays({"stepguards": file}, [REV], [HEAD], [], ENGINE) == []
+
+
+def test_the_engine_is_no_difference():
+    """Of two environments, installed in each of them or not: both sides run the caller's."""
+    files = {"kept": "/a/b.py", "stepguard.x": torchrun.__file__, "__mp_main__": torchrun.__file__}
+    versions = {"kept": "2", "stepguard": "1"}
+    python = Python("a", "a", "/a", (3, 12), True, versions, {name: (name,) for name in versions})
+    for seen in (Sources(sources=files, installed={}), Sources(sources={}, installed=files)):
+        assert python.versions(seen) == {"kept": "2"}
 
 
 @pytest.fixture
@@ -289,6 +294,6 @@ def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
         module = types.ModuleType(name)
         module.__file__ = file
         monkeypatch.setitem(sys.modules, name, module)
-    found = installed()
+    found = modules_of("x").installed
     assert {"pytest", "planted", "torch"} <= {*found} and "beside" not in found
     assert not {"json", "os", "tests"} & {*found}
