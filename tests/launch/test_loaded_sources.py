@@ -100,7 +100,7 @@ def test_the_fault_names_rank_module_and_file(spec, tmp_path):
 
 def test_what_a_rank_reports(tmp_path, monkeypatch):
     """Modules with a file that is there and not installed; links are followed, also out of
-    site-packages.
+    site-packages. What is installed is told with its file, too.
     """
     source = tmp_path / "a.py"
     source.write_text("")
@@ -119,6 +119,9 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
     assert sources("x")["stepguard.launch.torchrun"] == torchrun.__file__
     assert not {"json", "pytest", "sys"} & set(sources("x"))
+    installed = modules_of("x").installed
+    assert {"pytest", "planted_installed", "torch"} <= {*installed}
+    assert not {"json", "os", "tests", "planted_plain"} & {*installed}
 
 
 def test_a_library_that_no_module_is_told(tmp_path):
@@ -284,16 +287,3 @@ def test_a_copy_has_the_text_of_its_source(tree, tmp_path, folder):
     assert not found(**{name: str(source)}) and not found(**{"kernels.slow": str(copy)})
     assert not found(**{name: str(copy.with_suffix(".so"))})
     assert found(**{name: str(copy / "in.zip" / "fast.py")})
-
-
-def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
-    """What came from where packages are, with its file; what lies beside has another place."""
-    (tmp_path / "source.py").write_text("")
-    modules = {"planted": pytest.__file__, "beside": str(tmp_path / "source.py")}
-    for name, file in modules.items():
-        module = types.ModuleType(name)
-        module.__file__ = file
-        monkeypatch.setitem(sys.modules, name, module)
-    found = modules_of("x").installed
-    assert {"pytest", "planted", "torch"} <= {*found} and "beside" not in found
-    assert not {"json", "os", "tests"} & {*found}
