@@ -25,6 +25,7 @@ from stepguard.machine.requirements import TORCH, lacks, requirements
 SURVEY_LIMIT_S = 120.0
 LEAST = (3, 11)  # the option -P, with which launches start
 NO_PACKAGE = "of no package"  # stands for the version of a module that was put there by hand
+ENGINE = {"stepguard", "__mp_main__"}  # both sides run it; its agent is the ranks' main module
 # It runs in Pythons of any age. With -c an empty path stands for the working directory. Of two
 # copies of a package the first one on the path is imported.
 _SURVEY = """
@@ -66,7 +67,7 @@ class Python:
         versions = dict.fromkeys(installed - self.modules.keys(), NO_PACKAGE)
         for top in installed | {module.partition(".")[0] for module in imported.sources}:
             versions |= {name: self.packages[name] for name in self.modules.get(top, ())}
-        return dict(sorted(versions.items()))
+        return {name: versions[name] for name in sorted(versions.keys() - ENGINE)}
 
     def beside(self, cache: Path) -> Path:
         """Return the folder of this interpreter's compile caches, beside the checkout's own."""
@@ -152,11 +153,8 @@ def _refuse_incomplete(python: Python) -> None:
         return
     problems = {one: lacks(one, python.packages.get(canonicalize_name(one.name))) for one in needed}
     # A torch that the user built may lie on the import path without metadata.
-    missing = {
-        one: problem
-        for one, problem in problems.items()
-        if problem and not (one.name == TORCH and python.torch and TORCH not in python.packages)
-    }
+    built = {TORCH} if python.torch and TORCH not in python.packages else ()
+    missing = {one: why for one, why in problems.items() if why and one.name not in built}
     if missing:
         # An environment that uv made has no pip.
         where = shlex.quote(python.executable)

@@ -15,17 +15,13 @@ from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
+from stepguard.machine.other_python import Python
 from stepguard.worker.rank_fingerprint import modules as modules_of
 
 
 def sources(package):
     """What a rank tells of its sources."""
     return modules_of(package).sources
-
-
-def installed():
-    """What a rank tells of what is installed."""
-    return modules_of("x").installed
 
 
 HEAD = Path("/h")
@@ -62,6 +58,15 @@ def test_the_engine_is_the_callers(file):
     assert strays({"stepguards": file}, [REV], [HEAD], [], ENGINE) == []
 
 
+def test_the_engine_is_no_difference():
+    """Of two environments, installed in each of them or not: both sides run the caller's."""
+    files = {"kept": "/a/b.py", "stepguard.x": torchrun.__file__, "__mp_main__": torchrun.__file__}
+    versions = {"kept": "2", "stepguard": "1"}
+    python = Python("a", "a", "/a", (3, 12), True, versions, {name: (name,) for name in versions})
+    for seen in (Sources(sources=files, installed={}), Sources(sources={}, installed=files)):
+        assert python.versions(seen) == {"kept": "2"}
+
+
 @pytest.fixture
 def spec(tmp_path):
     """A launch from a tree inside the one that it forbids."""
@@ -88,7 +93,7 @@ def test_the_fault_names_rank_module_and_file(spec, tmp_path):
 
 def test_what_a_rank_reports(tmp_path, monkeypatch):
     """Modules with a file that is there and not installed; links are followed, also out of
-    site-packages.
+    site-packages. What is installed is told with its file, too.
     """
     source = tmp_path / "a.py"
     source.write_text("")
@@ -107,6 +112,9 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
     assert sources("x")["stepguard.launch.torchrun"] == torchrun.__file__
     assert not {"json", "pytest", "sys"} & set(sources("x"))
+    installed = modules_of("x").installed
+    assert {"pytest", "planted_installed", "torch"} <= {*installed}
+    assert not {"json", "os", "tests", "planted_plain"} & {*installed}
 
 
 def test_a_library_that_no_module_is_told(tmp_path):
@@ -270,16 +278,3 @@ def test_a_copy_has_the_text_of_its_source(tree, tmp_path, folder):
     assert not found(**{name: str(source)}) and not found(**{"kernels.slow": str(copy)})
     assert not found(**{name: str(copy.with_suffix(".so"))})
     assert found(**{name: str(copy / "in.zip" / "fast.py")})
-
-
-def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
-    """What came from where packages are, with its file; what lies beside has another place."""
-    (tmp_path / "source.py").write_text("")
-    modules = {"planted": pytest.__file__, "beside": str(tmp_path / "source.py")}
-    for name, file in modules.items():
-        module = types.ModuleType(name)
-        module.__file__ = file
-        monkeypatch.setitem(sys.modules, name, module)
-    found = installed()
-    assert {"pytest", "planted", "torch"} <= {*found} and "beside" not in found
-    assert not {"json", "os", "tests"} & {*found}
