@@ -77,8 +77,7 @@ def test_a_summary_says_its_verdict_once():
     (summary,) = re.findall(r"<summary>(.*)</summary>", source)
     assert summary.count("CHANGED") == 1 and f"<span>{CASE_ID}: flops_per_step " in summary
     assert re.search(r"<pre [^>]*>flops_per_step ", source)
-    assert f"<h1>Performance failed: {CASE_ID}: CHANGED: flops_per_step " in source
-    assert f">commit {COMMIT[:12]}, against why " in source  # what was measured, as a heading
+    assert f">Performance failed: {CASE_ID}: CHANGED: flops" in source and ">commit aaa" in source
 
 
 def test_a_single_run_does_not_say_where_it_was_read():
@@ -201,7 +200,7 @@ def test_a_document_finds_its_evidence_and_its_recording(tmp_path):
     found = read(kept_run(tmp_path))
     assert found.problems == [] and "Longest kernels" in found.text
     assert "Nothing differs that was recorded of both." in found.text
-    assert "is not here" not in found.text
+    assert "is not here" not in found.text and "newest recording is of " in found.text
 
 
 def test_an_artifact_has_its_evidence_without_the_hidden_folder(tmp_path):
