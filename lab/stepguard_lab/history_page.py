@@ -36,7 +36,9 @@ def page(views: Sequence[View], anchor: Anchor | None) -> str:
     from stepguard_lab.html_templates import TEMPLATES
 
     several = [view for view in views if len(view.series.points) > 1]
-    several.sort(key=lambda view: _order(view, view.size))  # what did not change keeps its order
+    # Of changes of one size, as all from zero are, the newest is first; the rest keeps its order.
+    several.sort(key=_last_change, reverse=True)
+    several.sort(key=lambda view: _order(view, view.size))
     changed = _changed(several, anchor)
     series = [_series(at, view, anchor) for at, view in enumerate(several, start=1)]
     once = _once([view for view in views if len(view.series.points) == 1])
@@ -76,6 +78,10 @@ def _changed(views: Sequence[View], anchor: Anchor | None) -> tuple[Table, ...]:
     head = ("case", "metric", "card", "change", "since", "what else changed")
     shown = [row for _, row in rows]
     return table("What changed, the largest first", head, shown, 5, len(rows), ends_in_text=True)
+
+
+def _last_change(view: View) -> str:
+    return view.series.points[view.changes[-1].at].date if view.changes else ""
 
 
 def _order(view: View, size: float) -> tuple[bool, bool, float]:

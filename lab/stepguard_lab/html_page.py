@@ -16,10 +16,11 @@ from markupsafe import Markup
 from stepguard import __version__
 from stepguard.core.run_document import RunDocument
 from stepguard.core.status import Status
-from stepguard.core.text import bounded, cut, first, printable_lines
+from stepguard.core.text import bounded, cut, first, printable_lines, short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
+from stepguard.report.verdict_text import HEADLINE
 from stepguard_lab import profile_sections, time_sections, work_sections
 from stepguard_lab.html_templates import MOST_TEXT, TEMPLATES
 from stepguard_lab.report_input import MeasuredCase, ReportedRun
@@ -108,14 +109,14 @@ def _run(
     )
     verdicts = [case.verdict for case in order]
     outcome = document.outcome if document else outcome_of_run(verdicts)
+    problems = [cut(one.sentence, MOST_TEXT) for one in document.problems] if document else []
+    why = [*(case.text.headline for case in failing), *problems, ""][0]
     return RunView(
-        title=verdict_table.title(outcome, verdicts),
+        title=verdict_table.title(outcome, verdicts, cut(why, HEADLINE)),
         outcome=outcome,
         facts=tuple(_facts(run)),
         base_changes=first(document.base_changes, LISTED) if document else [],
-        problems=[cut(problem.sentence, MOST_TEXT) for problem in document.problems]
-        if document
-        else [],
+        problems=problems,
         overview=_overview(order, views),
         cases=views,
         unmeasured=_unmeasured(document) if document else (),
@@ -171,6 +172,8 @@ def _case(
     steps = ["", "next:", *text.steps] if text.steps else []
     is_detailed = verdict.status is not Status.SAME and text.detail
     detail = ["", text.detail] if is_detailed and text.detail not in "\n".join(text.lines) else []
+    old = None if case.pairs else case.recording
+    since = [f"the newest recording is of {short_hash(old.commit)}, {old.date[:10]}"] if old else []
     # In a terminal these lines are indented below the headline.
     rests_on = dedent("\n".join(text.lines))
     return CaseView(
@@ -179,7 +182,7 @@ def _case(
         word=verdict.word,
         outcome=verdict.outcome,
         headline=cut(_without_status(text.headline, verdict), 400),
-        lines="\n".join([rests_on, *detail, *steps]).strip("\n"),
+        lines="\n".join([rests_on, *since, *detail, *steps]).strip("\n"),
         notes=(case.missing,) if case.missing else (),
         sections=tuple(shortened(part, most) for part in parts if not part.is_empty),
         is_open=is_open,

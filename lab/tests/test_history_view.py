@@ -60,18 +60,18 @@ def test_creep_against_an_anchor_is_named_with_what_judges_it():
 
 
 def test_a_page_begins_with_what_changed_most():
-    """Charts and rows by the size of the change; what was measured once is a row."""
+    """By the size of the change, then the newest first; what was measured once is a row."""
     points = []
     for late in (False, False, True):
         counters = {"graph_breaks": 7 if late else 2, "flops_per_step": 100 + late}
-        counters |= {"unique_graphs": 5} | ({"recompiles": 9} if late else {})
+        counters |= {"unique_graphs": 5, "copies_per_step": 7 if points else 2}
+        counters |= {"recompiles": 9} if late else {}
         found = recording(number=len(points), counters=counters)
         points.append(measurement_of(found, CASE_ID, "m", CASE))
-    found = [one for one in series_of(points) if one.metric in counters]
-    text = page([view_of(one, None) for one in found], None)
-    titles = re.findall(r"<figcaption>(\w+)", text)
-    assert titles == ["graph_breaks", "flops_per_step", "unique_graphs"]
-    assert "History: 2 of 3 series changed" in text and "2 -&gt; 7" in text
+    text = page([view_of(one, None) for one in series_of(points) if one.metric in counters], None)
+    titles = " ".join(re.findall(r"<figcaption>(\w+)", text))
+    assert titles == "graph_breaks copies_per_step flops_per_step unique_graphs"
+    assert "History: 3 of 4 series changed" in text and "2 -&gt; 7" in text
     assert text.index("2 -&gt; 7") < text.index("100 -&gt; 101") < text.index("<figure>")
     assert text.rindex("<td>recompiles</td>") > text.rindex("<figure>")
 

@@ -71,12 +71,13 @@ def test_several_ranks_have_a_part():
 
 
 def test_a_summary_says_its_verdict_once():
-    """The word stands before the line; and the lines below are not indented under nothing."""
+    """The word stands before its line, which is in the page's title, too; no line is indented."""
     more = replace(evidence().counts, values=evidence().counts.values | {"flops_per_step": 10**14})
     source = page([run_of(recorded(counts=more))], PAGES, {})
     (summary,) = re.findall(r"<summary>(.*)</summary>", source)
     assert summary.count("CHANGED") == 1 and f"<span>{CASE_ID}: flops_per_step " in summary
     assert re.search(r"<pre [^>]*>flops_per_step ", source)
+    assert f">Performance failed: {CASE_ID}: CHANGED: flops" in source and ">commit aaa" in source
 
 
 def test_a_single_run_does_not_say_where_it_was_read():
@@ -199,7 +200,7 @@ def test_a_document_finds_its_evidence_and_its_recording(tmp_path):
     found = read(kept_run(tmp_path))
     assert found.problems == [] and "Longest kernels" in found.text
     assert "Nothing differs that was recorded of both." in found.text
-    assert "is not here" not in found.text
+    assert "is not here" not in found.text and "newest recording is of " in found.text
 
 
 def test_an_artifact_has_its_evidence_without_the_hidden_folder(tmp_path):
@@ -258,7 +259,6 @@ def test_several_runs_are_one_page():
 
 def test_what_fails_is_open_and_what_passes_is_closed():
     """The worst first; a page of many failures opens three."""
-    cases = [paired(f"case[{number}]") for number in range(5)]
-    found = shown(*cases)
+    found = shown(*(paired(f"case[{number}]") for number in range(5)))
     details = [attrs for tag, attrs in found.elements if tag == "details"]
     assert ["open" in attrs for attrs in details] == [True] * 3 + [False] * 2

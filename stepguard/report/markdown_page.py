@@ -35,8 +35,8 @@ def page(
     limit_bytes: int = SUMMARY_BYTES,
     for_comment: bool = False,
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8. A comment folds the table, and has no
-    next steps, since its readers do not have the evidence.
+    """Return the page, with at most ``limit_bytes`` of UTF-8, the worst case open. A comment folds
+    the table, and has no next steps, since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
     parts = [_verdict(document)]
@@ -48,17 +48,17 @@ def page(
     else:
         parts += [rows]
     shown: dict[Hashable, str] = {}
-    for result in (one for one in document.worst_first if is_news(one.verdict)):
+    for at, result in enumerate(one for one in document.worst_first if is_news(one.verdict)):
         known = structs.replace(result.text, steps=[]) if for_comment else result.text
-        parts.append(_details(known, reference(result.verdict, shown)))
+        parts.append(_details(known, reference(result.verdict, shown), is_open=not at))
     # The effect of each waiver is among the notices.
     parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
-def _folded(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{text}\n</details>"
+def _folded(title: str, text: str, is_open: bool = False) -> str:
+    return f"<details{' open' * is_open}><summary>{title}</summary>\n\n{text}\n</details>"
 
 
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
@@ -125,14 +125,14 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield f"{len(lines) - fitting} more cases are not in this table."
 
 
-def _details(page: Page, reference: str) -> str:
+def _details(page: Page, reference: str, is_open: bool) -> str:
     headline, *lines = block(page, reference).split("\n")
     body = "\n".join(lines)
     # This fence is longer than any in the text: a docstring in a traceback may contain one.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" makes a link.
     title = f"<code>{markdown(headline)}</code>"
-    return _folded(title, f"{fence}\n{body}\n{fence}") if body else title
+    return _folded(title, f"{fence}\n{body}\n{fence}", is_open) if body else title
 
 
 def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, int, str]]:

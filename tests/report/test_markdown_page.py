@@ -118,7 +118,7 @@ def test_a_page_is_never_too_long(limit, of):
     assert len(text.encode()) <= limit
     assert text.startswith("**Performance ") and "| SLOWER |" in text
     assert "too long for it" in text or "more cases are not in this table" in text
-    assert text.count("<details>") == text.count("</details>")
+    assert text.count("<details") == text.count("</details>")
 
 
 def test_lists_are_cut():
