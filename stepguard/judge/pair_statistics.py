@@ -119,13 +119,14 @@ class Bounds(msgspec.Struct, frozen=True):
 
     def hopeless(self, margins: Margins) -> bool:
         """Tell whether MOST_PAIRS such pairs would decide nothing: their bounds would be more than
-        two matter margins from a mean that shows no change. With a known scatter one matter margin
-        would do; four pairs may overrate it by two.
+        three matter margins from a mean that shows no change. With a known scatter one would do.
+        But four pairs may overrate it by two, and one that another process disturbed by more: with
+        two margins such a pair took a tenth of the power at 2 %, with three a fiftieth.
         """
         reach = (
             t_quantile(SEQUENTIAL_PLAN[-1].beta, MOST_PAIRS - 1) * self.sd / math.sqrt(MOST_PAIRS)
         )
-        return reach > 2 * margins.matter and abs(self.mean) - reach <= margins.ignore
+        return reach > 3 * margins.matter and abs(self.mean) - reach <= margins.ignore
 
     @property
     def p_value(self) -> float:
