@@ -229,9 +229,10 @@ class Session:
         """Return the step as counters run it. Each run appends its tokens to the list."""
         ranks, said = self.channel, [] if tokens is None else tokens
 
-        def step() -> None:
-            self.workload.step()
+        def step() -> Any:
+            returned = self.workload.step()
             said.append(int(self.workload.tokens_per_step))
+            return returned
 
         return RankStep(
             unprofiled(step),

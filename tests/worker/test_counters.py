@@ -9,7 +9,9 @@ from whole_pass import count
 
 from stepguard.core import metrics
 from stepguard.core.metrics import METRICS
+from stepguard.core.step_numbers import LOSS
 from stepguard.worker.counters.counting import COUNTERS, SETTLING_STEPS, count_without_compiler
+from stepguard.worker.counters.numbers import STEPS
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_session import Session
 
@@ -46,19 +48,26 @@ def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
 
 
 def test_tokens_are_those_of_the_counted_steps():
-    """A workload that adds them up has said 64 when it was built, and then 64 more each step."""
+    """A workload that adds them up has said 64 when it was built, and then 64 more each step. What
+    a step returns is its loss.
+    """
     session, rank = Session.__new__(Session), RankStep(lambda: None, torch.device("cpu"))
     said = itertools.count(64, 64)
     session.workload = SimpleNamespace(tokens_per_step=next(said))
-    session.workload.step = lambda: vars(session.workload).update(
-        tokens_per_step=next(said), x=torch.ones(4) * 2
-    )
+
+    def step():
+        session.workload.tokens_per_step = next(said)
+        return torch.ones(4).sum()
+
+    session.workload.step = step
     session.device, session.phases, session.placement = rank.device, rank.phases, rank.placement
     session.channel = SimpleNamespace(world_size=1, any=bool, reply=lambda message: None)
     session.note = SimpleNamespace(command=lambda text: None)
     session._frozen, session._settings, session.in_group = 0, {}, False
     session.workload.step()
-    assert session.do_count().tokens_per_step == 64 * (SETTLING_STEPS + 4.5)
+    found = session.do_count()
+    assert found.tokens_per_step == 64 * (SETTLING_STEPS + 4.5)
+    assert found.counts.numbers.of_steps == {LOSS: [[4.0]] * STEPS}
 
 
 def test_eager_counts_rest_on_two_steps():
