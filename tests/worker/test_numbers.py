@@ -180,17 +180,21 @@ def test_a_loss_of_sharded_parameters_is_one_beside_others():
 
 
 def test_parameters_of_one_name_are_one():
-    """No gradient hides another: those of two models, or of two optimizers that step in turns."""
+    """No gradient or update hides another: those of two models, or of two optimizers that step in
+    turns.
+    """
     first, second = (nn.Linear(3, width) for width in (1, 2))
 
     def step():
         for model, times in ((first, 3.0), (second, 4.0)):
-            model.zero_grad()
-            (times * model.bias.sum()).backward()
-            torch.optim.SGD(model.parameters(), lr=0.0).step()
+            first.zero_grad(), second.zero_grad()
+            (times * model.bias.sum() + (times - 3.0) * model.weight[0, 0]).backward()
+            torch.optim.SGD([model.bias, second.weight], lr=1.0).step()
 
     found, _ = taken(step)
-    assert found["gradient of bias"] == [[5.0, 4.0, 0.0]] * STEPS
+    assert found["gradient of bias"] == [[5.0, 4.0]] * STEPS
+    assert found[f"{UPDATE}bias"] == [[pytest.approx(41**0.5)]] * STEPS
+    assert found[UPDATES] == [[pytest.approx(42**0.5)]] * STEPS
 
 
 def test_a_step_that_lacks_a_gradient_has_zeros():

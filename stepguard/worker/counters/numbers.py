@@ -152,7 +152,8 @@ class StepReader:
         name = what + self._names[id(parameter)][0]
         if (earlier := known.get(name)) is not None:
             sides = earlier, norms.to(earlier.device)
-            norms = torch.hypot(*(pad(side, (0, len(THIRDS) - len(side))) for side in sides))
+            parts = max(map(len, sides))
+            norms = torch.hypot(*(pad(side, (0, parts - len(side))) for side in sides))
         known[name] = norms
 
     def _parameters(self) -> list[Tensor]:
