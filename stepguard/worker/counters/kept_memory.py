@@ -127,7 +127,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         return site_at(operator, made[1], site.phase or "backward", size)
 
     def alive(self, without: Collection[int] = ()) -> list[Site]:
-        """Forget what is freed. Return a site of each storage that still lives, ``without`` some."""
+        """Return a site of each storage that still lives, ``without`` some. Forget the others."""
         # Else a step of many small tensors would look at all that it ever made, each time.
         expired = torch.UntypedStorage._expired
         self._made = {key: it for key, it in self._made.items() if not expired(it[0].cdata)}
