@@ -39,6 +39,7 @@ class Training:
             loss = self.model(torch.ones(4, WIDTH)).square().mean() / 2
             self.scaler.scale(loss).backward()
             total += loss.detach()
+            loss.detach().mul_(3)  # as a line that logs it may
         self.scaler.unscale_(self.optimizer)
         before = [p.detach().clone() for p in self.layer.parameters()]
         gradients = [p.grad.clone() for p in self.layer.parameters()]

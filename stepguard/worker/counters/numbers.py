@@ -92,7 +92,7 @@ class StepReader:
             returned = run(roots, *args, **kwargs)
             if any(map(_is_mapped, (*roots, *(returned or ())))):
                 return returned
-            self._roots += [root.detach() for root in roots if _is_loss(root)]
+            self._roots += [root.detach().clone() for root in roots if _is_loss(root)]
             if returned:
                 for one, gradient in zip(args[INPUTS], returned, strict=True):
                     if gradient is not None and id(one) in self._names:
