@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.checkpoint import checkpoint
 
 from stepguard.core.metrics import NUMBERS
 from stepguard.core.step_numbers import LOSS, UPDATE, UPDATES, WHOLE
@@ -140,6 +141,20 @@ def test_a_gradient_that_a_step_is_given_counts_as_one(step, names):
     assert {*found} == names
     if names:
         assert found["gradient of bias"] == [[1.0]] * STEPS
+
+
+def test_a_backward_pass_inside_of_another_is_a_part_of_it():
+    """A checkpoint that computes the loss begins one more."""
+    model = nn.Linear(3, 1)
+    data = torch.ones(2, 3, requires_grad=True)
+
+    def step():
+        model.zero_grad()
+        checkpoint(lambda given: model(given).mean(), data, use_reentrant=True).backward()
+
+    found, _ = taken(step)
+    assert found[LOSS] == [[pytest.approx(float(model(data).mean()))]] * STEPS
+    assert found["gradient of bias"] == [[1.0]] * STEPS
 
 
 def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():

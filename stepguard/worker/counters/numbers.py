@@ -90,7 +90,9 @@ class StepReader:
 
         def heard(roots: Any, *args: Any, **kwargs: Any) -> Any:
             returned = run(roots, *args, **kwargs)
-            if any(map(_is_mapped, (*roots, *(returned or ())))):
+            # A pass inside of another, as of a checkpoint, does a part of that one's work.
+            inside = torch._C._current_graph_task_id() != -1
+            if inside or any(map(_is_mapped, (*roots, *(returned or ())))):
                 return returned
             self._roots += [root.detach().clone() for root in roots if _is_loss(root)]
             if returned:
