@@ -216,6 +216,8 @@ MISTAKES = {
     "a metric that fails in a verdict that passes": Mistake(
         verdict(metrics=gated_metrics(status=SLOWER.verdict.status)), "FAILED"),
     "a waiver that nobody has": Mistake(waived(CHANGED), "FAILED"),
+    "a broken case that says it is waived": Mistake(
+        verdict(status=Status.BROKEN, waived_until="2026-12-01"), "FAILED"),
     "a waiver that ended": Mistake(
         waived(CHANGED), "FAILED", base=base(replace(ALLOWS, expires=date(2026, 11, 21)))),
     "a waiver of less": Mistake(waived(CHANGED), "FAILED", base=base(replace(ALLOWS, value=2))),

@@ -39,6 +39,9 @@ def both_sides(now, pct):
     return Run(pairs=replace(found, **sides))
 
 
+UNMOVED = StepNumbers(listed=[one for one in numbers().listed if not one[0].startswith(UPDATE)])
+
+
 def less(found, **counts):
     """The evidence, of a step that calls 12 operators less."""
     calls = {"aten.mm.default": 24, "aten.add.Tensor": 2364}
@@ -146,6 +149,11 @@ NUMBERED = (
     Scenario("pairs-numbers-of-a-faster-step",
              "2 % faster, and it computes something else: no gain.",
              "CHANGED", "WORK_MOVED", both_sides(numbers(10.9, 0.0213), -2.0)),
+    Scenario("pairs-numbers-of-a-dropped-update",
+             "With a learning rate of 0 no optimizer steps any more: a faster step is no gain.",
+             "CHANGED", "WORK_MOVED",
+             Run(pairs=replace(both_sides(UNMOVED, -2.0).pairs,
+                               head=less(computing(pairs(-2.0).head, UNMOVED))))),
     Scenario("pairs-numbers-equal-and-less-flops",
              "2 % faster with a tenth less FLOPs, and the same numbers.",
              "FASTER", "BEYOND_MARGIN",

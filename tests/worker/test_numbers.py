@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils.checkpoint import checkpoint
 
 from stepguard.core.metrics import NUMBERS
 from stepguard.core.step_numbers import LOSS, UPDATE, UPDATES, WHOLE
@@ -39,6 +40,7 @@ class Training:
             loss = self.model(torch.ones(4, WIDTH)).square().mean() / 2
             self.scaler.scale(loss).backward()
             total += loss.detach()
+            loss.detach().mul_(3)  # as a line that logs it may
         self.scaler.unscale_(self.optimizer)
         before = [p.detach().clone() for p in self.layer.parameters()]
         gradients = [p.grad.clone() for p in self.layer.parameters()]
@@ -141,6 +143,20 @@ def test_a_gradient_that_a_step_is_given_counts_as_one(step, names):
         assert found["gradient of bias"] == [[1.0]] * STEPS
 
 
+def test_a_backward_pass_inside_of_another_is_a_part_of_it():
+    """A checkpoint that computes the loss begins one more."""
+    model = nn.Linear(3, 1)
+    data = torch.ones(2, 3, requires_grad=True)
+
+    def step():
+        model.zero_grad()
+        checkpoint(lambda given: model(given).mean(), data, use_reentrant=True).backward()
+
+    found, _ = taken(step)
+    assert found[LOSS] == [[pytest.approx(float(model(data).mean()))]] * STEPS
+    assert found["gradient of bias"] == [[1.0]] * STEPS
+
+
 def test_an_optimizer_that_calls_a_closure_has_the_gradients_that_it_computes():
     """Also if none is left for the next step."""
     training = Training()
@@ -180,17 +196,21 @@ def test_a_loss_of_sharded_parameters_is_one_beside_others():
 
 
 def test_parameters_of_one_name_are_one():
-    """No gradient hides another: those of two models, or of two optimizers that step in turns."""
+    """No gradient or update hides another: those of two models, or of two optimizers that step in
+    turns.
+    """
     first, second = (nn.Linear(3, width) for width in (1, 2))
 
     def step():
         for model, times in ((first, 3.0), (second, 4.0)):
-            model.zero_grad()
-            (times * model.bias.sum()).backward()
-            torch.optim.SGD(model.parameters(), lr=0.0).step()
+            first.zero_grad(), second.zero_grad()
+            (times * model.bias.sum() + (times - 3.0) * model.weight[0, 0]).backward()
+            torch.optim.SGD([model.bias, second.weight], lr=1.0).step()
 
     found, _ = taken(step)
-    assert found["gradient of bias"] == [[5.0, 4.0, 0.0]] * STEPS
+    assert found["gradient of bias"] == [[5.0, 4.0]] * STEPS
+    assert found[f"{UPDATE}bias"] == [[pytest.approx(41**0.5)]] * STEPS
+    assert found[UPDATES] == [[pytest.approx(42**0.5)]] * STEPS
 
 
 def test_a_step_that_lacks_a_gradient_has_zeros():

@@ -127,12 +127,11 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         return site_at(operator, made[1], site.phase or "backward", size)
 
     def alive(self, without: Collection[int] = ()) -> list[Site]:
-        """Return a site of each storage that still lives, ``without`` some."""
-        return [
-            site
-            for key, (storage, site) in self._made.items()
-            if key not in without and not torch.UntypedStorage._expired(storage.cdata)
-        ]
+        """Return a site of each storage that still lives, ``without`` some. Forget the others."""
+        # Else a step of many small tensors would look at all that it ever made, each time.
+        expired = torch.UntypedStorage._expired
+        self._made = {key: it for key, it in self._made.items() if not expired(it[0].cdata)}
+        return [site for key, (_, site) in self._made.items() if key not in without]
 
     def left(self, micro_steps: int) -> list[Site]:
         """Return the places of what still lives, in bytes a step, the largest first."""

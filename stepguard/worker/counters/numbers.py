@@ -90,9 +90,11 @@ class StepReader:
 
         def heard(roots: Any, *args: Any, **kwargs: Any) -> Any:
             returned = run(roots, *args, **kwargs)
-            if any(map(_is_mapped, (*roots, *(returned or ())))):
+            # A pass inside of another, as of a checkpoint, does a part of that one's work.
+            inside = torch._C._current_graph_task_id() != -1
+            if inside or any(map(_is_mapped, (*roots, *(returned or ())))):
                 return returned
-            self._roots += [root.detach() for root in roots if _is_loss(root)]
+            self._roots += [root.detach().clone() for root in roots if _is_loss(root)]
             if returned:
                 for one, gradient in zip(args[INPUTS], returned, strict=True):
                     if gradient is not None and id(one) in self._names:
@@ -152,7 +154,8 @@ class StepReader:
         name = what + self._names[id(parameter)][0]
         if (earlier := known.get(name)) is not None:
             sides = earlier, norms.to(earlier.device)
-            norms = torch.hypot(*(pad(side, (0, len(THIRDS) - len(side))) for side in sides))
+            parts = max(map(len, sides))
+            norms = torch.hypot(*(pad(side, (0, parts - len(side))) for side in sides))
         known[name] = norms
 
     def _parameters(self) -> list[Tensor]:
