@@ -86,7 +86,8 @@ def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdi
     elif not options and (lost := _lost(new.of_steps, old.of_steps)):
         figures = MovedNumbers(why=f"not seen any more: {listed(lost, SHOWN)}")
         # An optimizer that is compiled calls its operators where the compiler is off.
-        if now.counters.get(OPERATORS, 0) >= past.counters.get(OPERATORS, 0):
+        as_many = now.counters.get(OPERATORS, 0) >= past.counters.get(OPERATORS, 0)
+        if as_many or lost == [WHOLE]:  # a step may ask for gradients, and leave none behind
             said = Status.SAME, Reason.NOT_JUDGED
     elif not options:
         known = old.listed or not any(counts)

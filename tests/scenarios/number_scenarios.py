@@ -39,7 +39,11 @@ def both_sides(now, pct):
     return Run(pairs=replace(found, **sides))
 
 
-UNMOVED = StepNumbers(listed=[one for one in numbers().listed if not one[0].startswith(UPDATE)])
+def lacking(kind):
+    """HEAD has no numbers of a kind, calls 12 operators less and is 2 % faster."""
+    left = StepNumbers(listed=[one for one in numbers().listed if not one[0].startswith(kind)])
+    run = both_sides(left, -2.0)
+    return Run(pairs=replace(run.pairs, head=less(run.pairs.head)))
 
 
 def less(found, **counts):
@@ -152,8 +156,10 @@ NUMBERED = (
     Scenario("pairs-numbers-of-a-dropped-update",
              "With a learning rate of 0 no optimizer steps any more: a faster step is no gain.",
              "CHANGED", "WORK_MOVED",
-             Run(pairs=replace(both_sides(UNMOVED, -2.0).pairs,
-                               head=less(computing(pairs(-2.0).head, UNMOVED))))),
+             lacking(UPDATE)),
+    Scenario("pairs-numbers-of-returned-gradients",
+             "torch.autograd.grad stands for a backward pass: all else is equal, and it is faster.",
+             "FASTER", "BEYOND_MARGIN", lacking(WHOLE)),
     Scenario("pairs-numbers-equal-and-less-flops",
              "2 % faster with a tenth less FLOPs, and the same numbers.",
              "FASTER", "BEYOND_MARGIN",
