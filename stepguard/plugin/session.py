@@ -110,8 +110,13 @@ class Recorder:
     def _accept(self, result: Result) -> bool:
         try:
             pairs = result.comparison if result.verdict.against else None
-            judged = {"beside": pairs.base} if pairs else {"verdict": result.verdict}
-            done = accept(result.baseline_path, result.evidence, "", **judged)
+            done = accept(
+                result.baseline_path,
+                result.evidence,
+                "",
+                verdict=result.verdict,
+                beside=pairs.base if pairs else None,
+            )
         except FileError as error:
             self.notices.append(str(error))
             self.refused.append(str(error))

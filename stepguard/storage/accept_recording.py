@@ -100,13 +100,15 @@ def accept(
     recording, machine = recording_of(evidence), machine_of(evidence)
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
-    verdict = verdict or judge(Question(evidence, entry))
+    pairs = verdict
+    if verdict is None or beside:  # between two environments pairs do not know the level
+        verdict = judge(Question(evidence, entry))
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
     equal = guards and verdict.joins is Joins.ITSELF and _adds_nothing(recording, entry)
     if equal or _has(entry, recording):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
-    carried = _carried(beside, entry) if entry and beside else ""
+    carried = _carried(beside, entry, pairs) if entry and beside and pairs else ""
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where, carried)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
@@ -210,10 +212,15 @@ def _place(
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 
-def _carried(beside: Evidence, entry: Entry) -> str:
-    """Return how pairs carry a level over to other software. Raises FileError if the pairs' other
-    side is not of the level: other software recorded it, or the tree moved since.
+def _carried(beside: Evidence, entry: Entry, pairs: Verdict) -> str:
+    """Return how pairs carry a level over to other software. Raises FileError if it does other
+    work, or if the pairs' other side is not of the level: other software recorded it, or the tree
+    moved since.
     """
+    explains = (one for one in pairs.metrics if one.reason is Reason.TIME_DECIDES)
+    if work := [one.metric for one in explains if one.role == "work"]:
+        why = f"other work under this software: {', '.join(work)}"
+        raise FileError(f"{beside.case_id}: not recorded, {why}; accept it alone, with a reason")
     assert beside.fingerprint is not None  # it was measured
     verdict = judge(Question(beside, entry))
     if verdict.joins is not Joins.ITSELF:

@@ -283,10 +283,15 @@ def test_pairs_carry_a_level_over_to_other_software(path):
     accept(path, run(1), "")
     newer = run(2, (270.0,) * 3, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130"))
     unknown = run(2, fingerprint=replace(FINGERPRINT, torch="2.10.0+cu130"))
+    same = Verdict(newer.case_id, Status.SAME, Reason.WITHIN_MARGINS)
     for other in (unknown, run(2, (255.0,) * 3)):
         with pytest.raises(FileError, match="name the one that recorded it"):
-            accept(path, newer, "", beside=other)
-    assert accept(path, newer, "", beside=run(2)).action is Action.FIRST_OF_SOFTWARE
+            accept(path, newer, "", verdict=same, beside=other)
+    less = MetricVerdict("flops_per_step", Status.SAME, Reason.TIME_DECIDES, 2.0, 1.0)
+    with pytest.raises(FileError, match="other work under this software: flops_per_step"):
+        accept(path, newer, "", verdict=replace(same, metrics=(less,)), beside=run(2))
+    done = accept(path, newer, "", verdict=same, beside=run(2))
+    assert done.action is Action.FIRST_OF_SOFTWARE
     (only,) = epochs(path)
     assert only.reason == "first recording; carried over from torch 2.11.0+cu130 by pairs"
 
