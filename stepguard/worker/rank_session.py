@@ -198,8 +198,8 @@ class Session:
         """Run the first part of the counting pass. Return its counts."""
         tokens: list[int] = []
         self._tally = counting.count_compiled(self._step(tokens), self._progress)
-        first = tokens[counting.SETTLING_STEPS :][:LEAK_STEPS]  # the same numbers in each launch
-        return replies.Counted(counts=self._tally.counts(), tokens_per_step=round(fmean(first)))
+        mean = fmean(tokens[counting.SETTLING_STEPS :])
+        return replies.Counted(counts=self._tally.counts(), tokens_per_step=round(mean))
 
     def do_count_eager(self) -> replies.Counted:
         """Run the second part. Return the counts of both."""
@@ -226,12 +226,14 @@ class Session:
         return replies.Kernels(profile=profile, problem=problem)
 
     def _step(self, tokens: list[int] | None = None) -> RankStep:
-        """Return the step as counters run it. Each run appends its tokens to the list."""
-        ranks, said = self.channel, [] if tokens is None else tokens
+        """Return the step as counters run it. The first ones append their tokens to the list."""
+        ranks = self.channel
 
         def step() -> Any:
             returned = self.workload.step()
-            said.append(int(self.workload.tokens_per_step))
+            # The same steps of each launch, before those whose syncs count: tokens may be a tensor.
+            if tokens is not None and len(tokens) < counting.SETTLING_STEPS + LEAK_STEPS:
+                tokens.append(int(self.workload.tokens_per_step))
             return returned
 
         return RankStep(
