@@ -112,9 +112,11 @@ def moved_numbers(now: StepNumbers, past: StepNumbers) -> list[Move]:
 
 def moves_of(now: StepNumbers, past: StepNumbers) -> Iterator[Move]:
     """Yield by how much of its limit each number moved that both sides have."""
-    fine, totals = now.single or past.single, {kind: _totals(past, kind) for kind in LIMITS}
-    for name, here, there in _matched(now.of_steps, past.of_steps):
-        yield from _moves(name, here, there, totals[_kind(name)], fine)
+    new, old, fine = now.of_steps, past.of_steps, now.single or past.single
+    for kind, limits in LIMITS.items():
+        totals = _totals([old[name] for name in _of_kind(old, kind)])
+        for name, here, there in _matched(kind, new, old):
+            yield from _moves(name, here, there, totals, limits[fine])
 
 
 def _lost(now: Mapping[str, Steps], past: Mapping[str, Steps]) -> list[str]:
@@ -123,47 +125,47 @@ def _lost(now: Mapping[str, Steps], past: Mapping[str, Steps]) -> list[str]:
     return [name for name in past if _kind(name) not in kinds]
 
 
+def _of_kind(side: Mapping[str, Steps], kind: str) -> list[str]:
+    return [name for name in side if _kind(name) == kind]
+
+
 def _matched(
-    now: Mapping[str, Steps], past: Mapping[str, Steps]
+    kind: str, now: Mapping[str, Steps], past: Mapping[str, Steps]
 ) -> Iterator[tuple[str, Steps, Steps]]:
-    """Yield each number that both sides have. If parameters have other names, and are as many as
-    before, they are taken in their order. Else one that a side lacks has zeros there, if the side
-    has others of its kind.
+    """Yield each number of a kind that both sides have. If parameters have other names, and are as
+    many as before, they are taken in their order. Else one that a side lacks has zeros there.
     """
-    for kind in LIMITS:
-        new, old = ([name for name in side if _kind(name) == kind] for side in (now, past))
-        if not (new and old):
-            continue
-        if len(new) != len(old) or {*new} == {*old}:
-            new = old = [*dict.fromkeys(new + old)]
-        for name, other in zip(new, old, strict=True):
-            here, there = now.get(name), past.get(other)
-            yield name, here or _zeros(there), there or _zeros(here)
+    new, old = _of_kind(now, kind), _of_kind(past, kind)
+    if not (new and old):
+        return
+    if len(new) != len(old) or {*new} == {*old}:
+        new = old = [*dict.fromkeys(new + old)]
+    for name, other in zip(new, old, strict=True):
+        here, there = now.get(name), past.get(other)
+        yield name, here or _zeros(there), there or _zeros(here)
 
 
 def _zeros(like: Steps | None) -> Steps:
     return [[0.0] * len(parts) for parts in like or ()]
 
 
-def _totals(of: StepNumbers, kind: str) -> list[float]:
-    """Return by step the norm of all numbers of a kind together, of those that are finite."""
-    parts = (steps for name, steps in of.listed if _kind(name) == kind)
+def _totals(numbers: Sequence[Steps]) -> list[float]:
+    """Return by step the norm of all these numbers together, of those that are finite."""
     return [
         math.hypot(*(number for each in step if each for number in each if number is not None))
-        for step in zip_longest(*parts)
+        for step in zip_longest(*numbers)
     ]
 
 
 def _moves(
-    name: str, new: Steps, old: Steps, totals: Sequence[float], fine: bool
+    name: str, new: Steps, old: Steps, totals: Sequence[float], limit: float
 ) -> Iterator[Move]:
     """Yield by how much of its limit each part of a number moved, in each step."""
-    kind = _kind(name)
     for step, (here, there) in enumerate(zip(new, old, strict=False)):
         for part, (now, then) in enumerate(zip(here, there, strict=False)):
             size = math.inf
             if now is not None and then is not None:
-                allowed = LIMITS[kind][fine] * max(abs(then), FLOOR_SHARE * totals[step])
+                allowed = limit * max(abs(then), FLOOR_SHARE * totals[step])
                 moved = abs(now - then)
                 size = moved / allowed if allowed else math.inf if moved else 0.0
             elif now is then:  # neither is finite

@@ -32,7 +32,8 @@ _INSTRUCTION = re.compile(
 )
 _ATOMIC = re.compile(r"ATOM[GS]?|RED[GS]?|UTMAREDG")
 _TENSOR_CORE = re.compile(r"(UTC)?[A-Z]G?MMA")
-_KINDS = (_ALL := "instructions", "fp64", "tensor_core", "atomic")  # fields of MachineCode
+_ALL = "instructions"
+_KINDS = (_ALL, "fp64", "tensor_core", "atomic")  # fields of MachineCode
 _FP64 = re.compile(r"D(ADD|MUL|FMA|SETP|MNMX|MMA)")
 _FP64_FORM = re.compile(r"\.(F64|\w+64H)\b")  # F2F.F64.F32, MUFU.RCP64H
 

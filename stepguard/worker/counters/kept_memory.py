@@ -129,8 +129,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
     def alive(self, without: Collection[int] = ()) -> list[Site]:
         """Return a site of each storage that still lives, ``without`` some. Forget the others."""
         # Else a step of many small tensors would look at all that it ever made, each time.
-        expired = torch.UntypedStorage._expired
-        self._made = {key: it for key, it in self._made.items() if not expired(it[0].cdata)}
+        self._made = {key: it for key, it in self._made.items() if not it[0].expired()}
         return [site for key, (_, site) in self._made.items() if key not in without]
 
     def left(self, micro_steps: int) -> list[Site]:

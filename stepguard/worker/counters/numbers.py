@@ -76,10 +76,11 @@ class StepReader:
         if losses:
             exact = [_local(loss).double().to(losses[0].device) for loss in losses]
             self._taken[-1][LOSS] = torch.cat(exact).sum()
-        if WHOLE in self._taken[-1] and not self._stepped:
-            self._take_gradients(self._parameters(), None)
-        elif not self._stepped:
-            self._taken[-1] |= self._returned
+        if not self._stepped:
+            if WHOLE in self._taken[-1]:
+                self._take_gradients(self._parameters(), None)
+            else:
+                self._taken[-1] |= self._returned
         if moved := [it for name, it in self._taken[-1].items() if name.startswith(UPDATE)]:
             self._taken[-1][UPDATES] = _together(moved)
 
