@@ -135,11 +135,15 @@ class WorkMoved(Sentence, frozen=True):
     def text(self) -> str:
         sides = [", ".join(f"{count:,.0f}" for count in side) for side in (self.old, self.new)]
         old, new = (side or "alike" for side in sides)
+        return f"{self.moved} {old} in {self.other}, now {new}"
+
+    @property
+    def moved(self) -> str:
+        """Return "flops_per_step +32.61 %:", what the first line says before the operators."""
         alone = len(self.old) == len(self.new) == 1
-        known = alone and self.old[0]
-        share = f" {100 * (self.new[0] / self.old[0] - 1):+.2f} %:" if known else ""
-        by = "" if alone else " by rank"
-        return f"{self.metric}{by}{share} {old} in {self.other}, now {new}"
+        if alone and self.old[0]:
+            return f"{self.metric} {100 * (self.new[0] / self.old[0] - 1):+.2f} %:"
+        return self.metric if alone else f"{self.metric} by rank"
 
 
 class OwnLimit(Sentence, frozen=True):

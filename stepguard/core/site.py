@@ -62,6 +62,16 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return caller + (f" via {self.via}" if self.via else "")
 
     @property
+    def cause(self) -> "Site":
+        """Return the line that calls this one more often, if there is one; else this site."""
+        if not self.caller:
+            return self
+        function, _, where = self.caller.removesuffix(")").partition(" (")
+        file, _, line = where.rpartition(":")
+        fields = {"file": file, "line": int(line), "function": function}
+        return replace(self, **fields, text="", caller=msgspec.UNSET, via=msgspec.UNSET)
+
+    @property
     def place(self) -> str:
         """Return ``model/gpt.py:88``; only the file if the line is another revision's."""
         file = named_file(self.file) if self.file.startswith("/") else self.file

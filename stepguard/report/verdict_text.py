@@ -22,7 +22,7 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
-from stepguard.core.reason_sentences import TREE_CHANGED, Failed, OverSteps, Unstable
+from stepguard.core.reason_sentences import TREE_CHANGED, Failed, OverSteps, Unstable, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Page
 from stepguard.core.site import Site
@@ -73,15 +73,15 @@ def _first_line(verdict: Verdict) -> tuple[str, Site | None]:
     cause, place = _cause(verdict)
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     front = f"{verdict.case_id}: {verdict.status.value}{waived}: "
-    if not verdict.whole:  # a worker's own words are shown whole
+    if not verdict.whole or isinstance(verdict.figures, WorkMoved):  # other words are shown whole
         cause = cut(cause, HEADLINE - min(len(front), FRONT))
-    return printable(front + cause), place
+    return printable(front + cause), place and place.cause
 
 
 def _cause(verdict: Verdict) -> tuple[str, Site | None]:
     """Return what a verdict is based on, and the line of what decided or explains it, if known."""
     worst, moved = verdict.worst, _moved(verdict)
-    others = (m for m in moved if m is not worst and m.status is not Status.SAME)
+    others = [m for m in moved if m is not worst and m.status is not Status.SAME]
     numbers = [m for m in others if m.metric == NUMBERS]  # other work may compute the same
     if verdict.whole or worst is None:
         # For other work the operators that moved come first, with the place of their calls.
@@ -89,8 +89,10 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         message = (verdict.message or verdict.reason.phrase).split("\n")[0]
         failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         places = (failed if failed and failed.file else None, *(m.place for m in moved))
-        said = cut("; ".join(map(_what_moved, calls)), HEADLINE)
-        return "; ".join(filter(None, [said, message])), next(filter(None, places), None)
+        place, said = next(filter(None, places), None), "; ".join(map(_what_moved, calls))
+        if said and isinstance(verdict.figures, WorkMoved):
+            return f"{verdict.figures.moved} {said}", place
+        return "; ".join(filter(None, [cut(said, HEADLINE), message])), place
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
         return worst.reason.phrase, worst.place
     cause = time_causes.culprit(verdict)
@@ -99,7 +101,9 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
         flops = [m for m in moved if m.metric == FLOPS and m.change_pct and m is not worst]
         work = f"FLOPs {_percent(flops[0])}: " if flops and worst.metric == OPERATORS else ""
-        return "; ".join([work + both, *map(_what_moved, numbers)]), (operators or worst).place
+        slower = (m for m in others if m.status is Status.SLOWER and not m.waived_until)
+        behind = [*map(_what_moved, numbers), *(f"{m.metric} {_percent(m)}" for m in slower)]
+        return "; ".join([work + both, *behind]), (operators or worst).place
     if isinstance(cause, Cause):
         named, site = time_causes.moved(cause, verdict)
         known = worst.change_pct is not None
@@ -115,7 +119,9 @@ def _what_moved(metric: MetricVerdict) -> str:
     here = f" {on_ranks(metric.ranks)}" if metric.ranks else ""
     if metric.metric in OPERATOR_METRICS and metric.moved:
         operator = operator_move(metric) + here
-        return in_function(operator, site) if site else f"{operator}, {moved.partition(' (')[0]}"
+        if not site:
+            return f"{operator}, {moved.partition(' (')[0]}"
+        return in_function(operator, site.cause)
     if metric.metric == NUMBERS:
         return f"{NUMBERS}: {note(metric)}"
     if metric.pairs and metric.reason is Reason.UNDECIDED:

@@ -20,7 +20,7 @@ from stepguard.worker.torch_device import on_gpu, properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 # Every launch sets these. Some name a folder of its tree, which is no difference between trees.
-_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC", "TORCH_EXTENSIONS_DIR")
+_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC", "TORCH_EXTENSIONS_DIR", "PYTHONPATH")
 _READ_ONCE = (
     "ENABLE_PERSISTENT_TMA_MATMUL",
     "TORCHDYNAMO_",
@@ -39,7 +39,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "arch": platform.machine(),
         "cpu_threads": torch.get_num_threads(),
-        "environment": _variables(_PREFIXES),
+        "environment": variables(_PREFIXES),
         "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules}
         | ({} if on_gpu(device) else {"processor": _processor()}),
     }
@@ -54,10 +54,11 @@ def _processor() -> str:
 
 def read_once() -> dict[str, str]:
     """Return the variables that torch reads on import, before ranks are forked."""
-    return _variables(_READ_ONCE)
+    return variables(_READ_ONCE)
 
 
-def _variables(prefixes: tuple[str, ...]) -> dict[str, str]:
+def variables(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables that begin so, by name, less those that each launch sets."""
     return {
         key: value
         for key, value in sorted(os.environ.items())

@@ -10,6 +10,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from whole_pass import count
 
 from stepguard import allow_sync
+from stepguard.worker.counters.operators import OperatorCounter
 from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.rank_position import Phases
 
@@ -52,6 +53,16 @@ def test_kernels(k: int):
     assert found["launches_per_step"] == k
     assert found["operator_calls_per_step"] == k
     assert found["copies_per_step"] == found["host_syncs_per_step"] == 0
+
+
+def test_operators_of_a_backward_pass_have_the_line_that_starts_it():
+    """A thread of autograd's runs them, which has no Python frame of its own."""
+    weight = torch.ones(8, 8, device="cuda", requires_grad=True)
+    with OperatorCounter() as counter:
+        (weight @ weight).sum().backward()
+    products = [site for site in counter.sites() if site.what == "aten.mm.default"]
+    assert {site.phase: site.count for site in products} == {"": 1, "backward": 2}
+    assert {site.text for site in products} == {"(weight @ weight).sum().backward()"}
 
 
 def test_graph_launches():

@@ -91,3 +91,12 @@ def test_a_planted_sync_is_located(tmp_path: Path, name: str):
     assert what in site["what"]
     phase = "backward" if name == "hook" else "forward"
     assert site["phase"] == f"{phase}, each micro-step"
+
+
+def test_a_sync_of_autograd_has_the_line_that_starts_the_pass(tmp_path: Path):
+    """A mask makes the host wait twice: where it is applied, and in the backward pass."""
+    told, line = counted(tmp_path, "loss = loss.view(1)[loss.detach().view(1) > -1].sum()")
+    forward, backward = told["sites"]["host_syncs_per_step"]
+    assert (forward["line"], forward["phase"]) == (line, "forward, each micro-step")
+    assert "backward()" in backward["text"] and backward["phase"] == "backward, each micro-step"
+    assert "IndexBackward0" in backward["what"]

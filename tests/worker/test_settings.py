@@ -87,10 +87,11 @@ def test_a_thread_and_a_process_show():
     assert settings() == before
 
 
-def test_where_a_tree_lies_is_no_setting(monkeypatch):
-    """The other tree is imported from another place."""
+@pytest.mark.parametrize("variable", ["PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"])
+def test_where_a_tree_or_a_cache_lies_is_no_setting(monkeypatch, variable):
+    """The other tree, and another interpreter's compile caches, lie elsewhere."""
     before = settings()
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv(variable, "/elsewhere")
     assert settings() == before
 
 

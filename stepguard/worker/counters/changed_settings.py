@@ -16,15 +16,17 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from stepguard.core.fingerprint import steers
+from stepguard.core.fingerprint import EXCHANGE, SEVERAL_RANKS, STEERING
 from stepguard.core.metrics import SETTINGS, setting
 from stepguard.worker.counters.collector import live_objects
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
+from stepguard.worker.rank_fingerprint import variables
 
 # torch's own helpers come and go with its compile cache.
 _HELPERS = ("torch.", "tqdm.")
 _HELPER_PROCESS = "torch/_inductor/compile_worker"
-_ENVIRONMENT = ("CUDA", "CUBLAS", "CUDNN", "NVIDIA", "PYTORCH", "OMP_", "MKL_", "PYTHON")
+_LIBRARIES = ("CUDA", "CUBLAS", "CUDNN", "NVIDIA", "PYTORCH", "OMP_", "MKL_", "PYTHON")
+_ENVIRONMENT = (*STEERING, *SEVERAL_RANKS, *EXCHANGE, *_LIBRARIES)
 
 _FLAGS = (
     "backends.cuda.matmul.allow_tf32",
@@ -133,11 +135,7 @@ def settings() -> dict[str, Any]:
         **everywhere(),
         "threads": sorted(_own_threads()),
         "processes": sorted(_own_processes()),
-        "environment": {
-            key: value
-            for key, value in sorted(os.environ.items())
-            if (steers(key) or key.startswith(_ENVIRONMENT)) and key != "PYTHONPATH"
-        },
+        "environment": variables(_ENVIRONMENT),
     }
 
 

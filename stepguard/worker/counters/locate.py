@@ -26,7 +26,7 @@ _ENGINE = str(Path(__file__).parents[2]) + os.sep  # with links, as the files of
 # change of the model shows at this line, too.
 _FOLLOWS = {"optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
 BACKWARD = "backward"
-# What starts a backward pass, and what autograd's thread, which has no other frame, calls in one.
+# What starts a backward pass, and what calls a function of the user's in one.
 _BACKWARD = {
     (f"{TORCH}autograd/graph.py", "_engine_run_backward"),
     (f"{TORCH}autograd/__init__.py", "backward"),
@@ -35,7 +35,8 @@ _BACKWARD = {
 }
 _FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
 # The rest of a function with a graph break.
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
+_STARTS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
 _tree = ""  # empty: the working directory
@@ -58,11 +59,28 @@ class Place(NamedTuple):
 
 
 def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """Yield (file, line, function) from a frame outwards, for ``locate``."""
+    """Yield (file, line, function) from a frame outwards, for ``locate``. A thread in which
+    autograd runs a device's backward pass goes on with the call that waits for it.
+    """
+    waited_for = torch._C._current_graph_task_id() != -1
     while innermost is not None:
-        code = innermost.f_code
-        yield code.co_filename, innermost.f_lineno, code.co_qualname.replace(".<locals>", "")
+        code, line = innermost.f_code, innermost.f_lineno
+        yield code.co_filename, line, _RESUMED.sub(r"\1", code.co_qualname.replace(".<locals>", ""))
+        waited_for = waited_for and code is not _STARTS_BACKWARD
         innermost = innermost.f_back
+        if innermost is None and waited_for:
+            innermost, waited_for = _waiting_for_backward(), False
+
+
+def _waiting_for_backward() -> FrameType | None:
+    """Return the frame that runs autograd's engine; None if several threads have one."""
+    found = []
+    for frame in sys._current_frames().values():
+        outer: FrameType | None = frame
+        while outer is not None and outer.f_code is not _STARTS_BACKWARD:
+            outer = outer.f_back
+        found += [outer] if outer else []
+    return found[0] if len(found) == 1 else None
 
 
 def torchs_phase(innermost: FrameType | None) -> str:
@@ -81,7 +99,7 @@ def phase_at(innermost: FrameType | None) -> str:
     """Return the phase that runs now: "backward", "optimizer", "forward" in a module, or ""."""
     if phase := torchs_phase(innermost):
         return phase
-    if torch._C._current_graph_task_id() != -1:  # a thread of autograd's has no frame that shows it
+    if torch._C._current_graph_task_id() != -1:  # in a hook, whose frames come first
         return BACKWARD
     around = ((file, function) for file, _, function in frames(innermost))
     return "forward" if _FORWARD in around else ""
@@ -109,7 +127,7 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     of torch and the engine.
 
     ``stack`` begins with the innermost frame. The Place is empty if all frames are torch's, the
-    standard library's or the engine's (a thread of autograd has no Python frame).
+    standard library's or the engine's.
     """
     root = _tree or os.getcwd()
     fallback = Place()
@@ -215,8 +233,7 @@ def enclosing(file: str, line: int) -> Function | None:
 
 def qualified(file: str, line: int, name: str) -> str:
     """Return ``Block.forward`` for ``forward``; the bare name without readable source."""
-    resumed = _RESUMED.match(name)
-    name = resumed[1] if resumed else name
+    name = _RESUMED.sub(r"\1", name)
     function = enclosing(file, line)
     if function is None:
         return name

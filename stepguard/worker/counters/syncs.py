@@ -125,7 +125,7 @@ def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -
         if len(lines) != len(calls):
             lines = [Site(kind)] * len(calls)
         for sync, line in zip(calls, lines, strict=True):
-            # A GPU's backward pass runs in a thread that has no frame of Python's.
+            # Without a line autograd's nodes tell.
             phase = line.phase or ("backward" if _nodes(sync) else "")
             sites.append(replace(line, what=what_waits(sync), phase=phase))
     return by_place(sites, micro_steps)
