@@ -213,8 +213,8 @@ class MetricVerdict(_Data, frozen=True):
 
     @property
     def place(self) -> Site | None:
-        """Return the first site whose line is known."""
-        return next((site for site in self.sites if site.file), None)
+        """Return the first site whose line is known; that of another revision has none."""
+        return min((s for s in self.sites if s.file), key=lambda s: not s.line, default=None)
 
 
 def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:

@@ -45,6 +45,7 @@ from stepguard.report.permission_text import of_waivers
 from stepguard.report.time_causes import sentence
 
 HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take
+PLACED = 100  # characters that an operator's move may have with its function
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
 # Counts of what operators make a device do. The only known lines are those of the operators.
 DONE_BY_OPERATORS = (
@@ -121,7 +122,8 @@ def _what_moved(metric: MetricVerdict) -> str:
         operator = operator_move(metric) + here
         if not site:
             return f"{operator}, {moved.partition(' (')[0]}"
-        return in_function(operator, site.cause)
+        said = in_function(operator, site.cause)
+        return said if len(said) <= PLACED else f"{operator} {site.cause.place}"
     if metric.metric == NUMBERS:
         return f"{NUMBERS}: {note(metric)}"
     if metric.pairs and metric.reason is Reason.UNDECIDED:

@@ -131,17 +131,6 @@ def test_syncs(body: Callable[[], object], what: str, text: str):
     assert (site["count"], site["phase"]) == (3, "forward")
 
 
-def test_a_sync_in_backward_without_a_line():
-    """A sync that autograd makes names its operator and its node."""
-    mask = torch.rand(64, device="cuda") > 0.5
-    weight = torch.ones(64, device="cuda", requires_grad=True)
-    program = Program(lambda: weight[mask].sum().backward(), 1)
-    told = program.counted()
-    sites = told["sites"]["host_syncs_per_step"]
-    assert told["values"]["host_syncs_per_step"] == 2  # the mask's nonzero, forward and backward
-    assert any("IndexBackward0" in site["what"] and not site["file"] for site in sites)
-
-
 def test_allowed_syncs_do_not_count():
     """A sync inside allow_sync is listed with its reason, and the count stays zero."""
 
