@@ -149,7 +149,8 @@ def happens(site: Site, unit: str = "") -> str:
 
 def operator_move(metric: MetricVerdict) -> str:
     """Return the operator that moved at the first place, with its count there: "+4 aten.clone". If
-    the same function calls another operator as many times less: "+4 aten.silu for aten.gelu".
+    the same function calls another operator as many times less, or if what it calls less is the
+    cause: "+4 aten.silu for aten.gelu".
     """
     if metric.sites:
         main, names = metric.place or metric.sites[0], _names(metric.sites)
@@ -159,8 +160,9 @@ def operator_move(metric: MetricVerdict) -> str:
         )
         count = here.pop(main.what)
         text = f"{main.count:+,d} {names[main.what]}"
-        if [*here.values()] == [-count] and count > 0:
-            return f"{text} for {names[next(iter(here))]}"
+        gone = next(iter(here), "")  # sites come causes first
+        if count > 0 and ([*here.values()] == [-count] or metric.sites[0].what == gone):
+            return f"{text} for {names[gone]}"
         return text
     part = metric.moved[0]
     return f"{part.new - part.old:+,d} {_bare(part.name)}"
