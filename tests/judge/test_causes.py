@@ -189,29 +189,35 @@ def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
     assert (f"{moved} called from {caller}" in "\n".join(page.lines)) == bool(caller)
 
 
+USUAL, PASS = "<module> (train.py:12): loss = model(x)", "<module> (train.py:13): loss.backward()"
+AGAIN = "<module> (train.py:14): again = model(x).detach()"
+
+
 @pytest.mark.parametrize("stored_then", [True, False])
 @pytest.mark.parametrize(("above", "caller"), [
-    ({"<module> (train.py:14): again = model(x).detach()": 0}, "<module> (train.py:14)"),
-    ({}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
+    ({USUAL: 2, AGAIN: 1}, "<module> (train.py:14)"),
+    ({USUAL: 2, PASS: 3, AGAIN: 1}, "<module> (train.py:14)"),  # a checkpoint, and what it repeats
+    ({USUAL: 2}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
+    ({USUAL: 3}, "<module> (train.py:12)"),  # both functions are called half again as often
+    ({USUAL: 4}, "Net.forward (model/gpt.py:9)"),
 ])  # fmt: skip
 def test_the_nearest_new_line_that_calls_through_others_is_named(above, caller, stored_then):
-    """A second forward pass is of the line that begins it, which goes before its own views."""
-    usual, view = {"<module> (train.py:12): loss = model(x)": 0}, "aten.detach.default"
-    old = with_callers(counted(at(3, "norm", count=4)), forward=0)
-    inside = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 4}}
-    more = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 6}}
-    old = replace(
-        old, counts=replace(old.counts, callers=inside | {"model/gpt.py Net.forward": usual})
-    )
-    new = counted(at(3, "norm", count=6), Site(view, "train.py", 14, "<module>", "again", count=1))
-    new = replace(
-        new, counts=replace(new.counts, callers=more | {"model/gpt.py Net.forward": usual | above})
-    )
+    """A second forward pass is of the line that begins it, which goes before its own views. So is a
+    longer loop of the line in it.
+    """
+    view, norm, net = "aten.detach.default", "model/gpt.py norm", "model/gpt.py Net.forward"
+    backward = Site("aten.mm.default", "train.py", 13, "<module>", "loss.backward()", "backward")
+    old, usual = counted(at(3, "norm", count=4), backward), {net: {USUAL: 2}}
+    inside, more = ({norm: {"Net.forward (model/gpt.py:9): norm(x)": n}} for n in (4, 6))
+    old = replace(old, counts=replace(old.counts, callers=usual | inside))
+    again = Site(view, "train.py", 14, "<module>", "again", count=1)
+    new = counted(at(3, "norm", count=6), backward, again)
+    new = replace(new, counts=replace(new.counts, callers=usual | more | {net: above}))
     past = stored(old) if stored_then else summarise(old)
     sites = compare(OPERATORS, summarise(new), [past], new.gates).sites
     (site,) = (site for site in sites if site.function == "norm")
     assert site.caller == caller
-    assert (sites[0] == site) is bool(above)
+    assert (sites[0] == site) is (AGAIN in above)
 
 
 def test_a_new_line_of_a_shared_function_is_its_own_cause():
