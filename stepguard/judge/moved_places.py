@@ -288,33 +288,33 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
 def _new_caller(site: Site, now: Recording, past: Recording) -> tuple[str, bool]:
     """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)", and
     whether its line is new. A new line that calls the function through others goes before an old
-    one that calls it itself. So does an old line that calls the old one's function by as much more
-    often. Empty if there is none, or if the former callers are unknown.
+    one that calls it itself, and of old ones the outermost goes first. Empty if there is none, or
+    if the former callers are unknown.
     """
-    function, first, seen, calls = f"{site.file} {site.function}", "", set[str](), (0, 0)
-    before = without_lines(past.callers or {})
-    lines = {f"{s.function} ({s.file}): {s.text}" for s in past.operator_sites()}
-    lines.update(*before.values())
+    function, found, above, seen = f"{site.file} {site.function}", "", False, set[str]()
+    callers = without_lines(past.callers or {})
+    after, before = (summed((_line(s), s.count) for s in x.operator_sites()) for x in (now, past))
+    # A function of which a line does no more is not called more often: a loop in it is longer.
+    as_often = {f"{at[0]} {at[1]}" for at, count in before.items() if 0 < after[at] <= count}
+    lines = {f"{name} ({file}): {text}" for file, name, text in before}.union(*callers.values())
     while function not in seen:
         seen.add(function)
-        new, old = (now.callers or {}).get(function, {}), before.get(function, {})
+        new, old = (now.callers or {}).get(function, {}), callers.get(function, {})
         bare = {name: _LINE_NUMBER.sub("", name) for name in new}
         rises = {name: new[name] - old.get(bare[name], 0) for name in new}
         # A new line that calls it goes before an old one that never did, such as a backward pass.
         unknown = {name: (bare[name] not in old) + (bare[name] not in lines) for name in new}
         most = max(new, key=lambda name: (unknown[name], rises[name]), default="")
-        if not (old and most) or (rises[most] <= 0 and not first):
+        if not (old and most) or (rises[most] <= 0 and not above):
             break
         caller = f"{most.partition('): ')[0]})"
         if unknown[most]:
             return caller, True
-        as_often = sum(new.values()) * calls[0] == sum(old.values()) * calls[1]
-        by_as_much = rises[most] > 0 and as_often
+        often = rises[most] > 0 and function not in as_often
         # Of several old lines none is known to call what calls the function more often.
-        if first and len(new) > 1 and not by_as_much:
+        if above and len(new) > 1 and not often:
             break
-        if not first or by_as_much:
-            first, calls = caller, (old[bare[most]], new[most])
+        found, above = caller if often else found, True
         name, _, where = caller.partition(" (")
         function = f"{where.rpartition(':')[0]} {name}"
-    return first, False
+    return found, False
