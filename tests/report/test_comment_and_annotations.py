@@ -1,6 +1,7 @@
 """Annotations and the comment of a pull request."""
 
 import re
+from pathlib import Path
 
 import pytest
 from builders import CASE_ID, PROPERTY, entry, evidence, with_counts
@@ -72,7 +73,7 @@ def shown(run):
         for one in run.results
         if one.verdict.outcome != "passed"
     ]
-    return annotations(run, [*run.problems, *failed])
+    return annotations(run, [*run.problems, *failed], Path("/"))
 
 
 def test_there_are_ten_at_most():
