@@ -30,8 +30,9 @@ from stepguard.core.verdict import PartMove
 # Kinds of operators, causes first: products (0), all other operators (1), operators that autograd
 # adds (2), backward operators (3), views (4).
 _OTHER_KIND = 1
+_PRODUCT = re.compile(r"attention|convolution|mm(\.|$)")
 _KINDS = {
-    0: re.compile(r"attention|convolution|mm(\.|$)"),
+    0: _PRODUCT,
     2: re.compile(r"[.:](add|clone|copy|fill|mul|ones_like|sum|zeros_like)_?(\.|$)"),
     3: re.compile(r"backward"),
     4: re.compile(
@@ -69,7 +70,7 @@ def where_moved(
     if metric == OPERATORS:
         return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == COLLECTIVES:
-        return _moved_collectives(now, past, rise < 0)
+        return with_new_callers(_moved_collectives(now, past, rise < 0), now, past)
     return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
 
 
@@ -135,8 +136,8 @@ def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more often, or less, with a negative count.
-    Touched lines come first, those with a phase last, and lines that call fewer views behind all if
-    the step calls more.
+    Touched lines and products come first, those with a phase last, and lines that call fewer views
+    behind all if the step calls more.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
@@ -158,6 +159,8 @@ def _moved_operators(
     def order(site: Site) -> tuple[bool, bool, bool, int, int]:
         fell = rose and site.count < 0 and is_view(site.what)
         own = touched(site) or site.count > 0 and _new_caller(site, now, past)[1]
+        # Of several changes the one with products comes first: it makes the FLOPs.
+        own = own or not site.phase and bool(_PRODUCT.search(site.what))
         return fell, not own, bool(site.phase), number[site.what], -abs(site.count)
 
     return tuple(_with_library(sorted(moved_lines, key=order), now))

@@ -7,13 +7,14 @@ from builders import COUNTS, cpu_evidence, entry, epoch, evidence, replace, with
 from msgspec import structs
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS
+from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, OPERATORS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.compare_metric import compare
+from stepguard.judge.moved_places import where_moved
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored, summarise
 from stepguard.report.verdict_text import headline, page_of
@@ -116,6 +117,10 @@ PLACES = {
     "one line more, beside one that was edited": (
         [at(9, text=OLD, count=4)], [at(9, count=4), at(10, text="z = x.clone()")], [(10, 1)],
         [(0, -1)]),
+    "products of a longer loop before a touched line": (
+        [at(9, text="mm(x)", what="mm", count=3)],
+        [at(9, text="mm(x)", what="mm", count=4), at(20, "step", "loss.item()", what="item")],
+        [(9, 1), (20, 1)], [(0, -1), (0, -1)]),
     "one line more often": ([at(9, count=4)], [at(9, count=8)], [(9, 4)], [(0, -4)]),
     "attention that was lost before what came for it": (
         [at(9, what="attention", count=3)], [at(9, what="bmm", count=6)], [(0, -3), (9, 6)],
@@ -231,6 +236,15 @@ def test_a_new_line_of_a_shared_function_is_its_own_cause():
     new = with_callers(counted(line, at(4, "norm", OLD, 2)), forward=4, loss=2)
     (site,) = compare(OPERATORS, summarise(new), [stored(old)], new.gates).sites
     assert (site.line, site.caller or "") == (4, "")
+
+
+def test_a_helper_that_exchanges_names_the_caller_that_is_new():
+    """As one that calls any other operator."""
+    line = at(3, "norm", "all_reduce(x)", 4, "c10d.allreduce_.default")
+    old = with_callers(counted(line), forward=4)
+    new = with_callers(counted(structs.replace(line, count=6)), forward=4, loss=2)
+    (site,) = where_moved(COLLECTIVES, summarise(new), summarise(old), (), 2)
+    assert (site.what, site.caller) == ("c10d.allreduce_", "loss (model/gpt.py:9)")
 
 
 def test_a_touched_line_goes_first_of_any_counter():
