@@ -62,9 +62,10 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[An
             where = (problem.file, problem.line) if problem.file else test
             yield problem.code.value, problem.sentence, *where
     for result in document.failing:
-        page, test = result.text, tests.get(result.case, ("", 0))
-        where = (page.place.file, page.place.line) if page.place else test
-        yield result.case, page.headline, *where
+        place, where = result.text.place, tests.get(result.case, ("", 0))
+        if place and not place.file.startswith("/"):  # GitHub has no line of a library
+            where = place.file, place.line
+        yield result.case, result.text.headline, *where
 
 
 def in_actions() -> bool:
@@ -78,7 +79,7 @@ def annotations(document: RunDocument, problems: Sequence[Problem], root: Path) 
     """
     folder = os.path.relpath(root.resolve(), top_of(root) or root.resolve())
     lines = [
-        error(title, text, file and os.path.normpath(f"{folder}/{file}"), line)
+        error(title, text, file and os.path.normpath(os.path.join(folder, file)), line)
         for title, text, file, line in annotated(document, problems)
     ]
     if len(lines) > MOST:

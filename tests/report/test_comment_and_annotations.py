@@ -84,6 +84,12 @@ def test_there_are_ten_at_most():
     assert len(shown(run_document(problems=problems[:MOST]))) == MOST
 
 
+def test_a_line_outside_of_the_repository_is_annotated_at_the_test():
+    """GitHub has no such line to show."""
+    (line,) = shown(run_document(placed(SLOWER, "/usr/lib/site-packages/net/model.py", 7)))
+    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=train_step")
+
+
 @PROPERTY
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_no_text_ends_an_annotation_or_begins_one(text, file):
