@@ -10,6 +10,7 @@ else the nearest one.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -154,11 +155,12 @@ def _moved_operators(
             signed = {"count": site.count} if rose else {"count": -site.count, "line": 0}
             moved_lines.append(replace(site, phase=phase, **signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
+    new_caller = _new_callers(now, past)
     rose = sum(part.new - part.old for part in moved) > 0
 
     def order(site: Site) -> tuple[bool, bool, bool, int, int]:
         fell = rose and site.count < 0 and is_view(site.what)
-        own = touched(site) or site.count > 0 and _new_caller(site, now, past)[1]
+        own = touched(site) or site.count > 0 and new_caller(site)[1]
         # Of several changes the one with products comes first: it makes the FLOPs.
         own = own or not site.phase and bool(_PRODUCT.search(site.what))
         return fell, not own, bool(site.phase), number[site.what], -abs(site.count)
@@ -271,10 +273,10 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
     """Return the sites. Each line that both sides have, and that does more now, gets a caller: the
     one that is new, or that calls the line's function more often.
     """
-    before = {_line(site) for site in past.operator_sites()}
+    before, new_caller = {_line(site) for site in past.operator_sites()}, _new_callers(now, past)
     return tuple(
         replace(site, caller=caller)
-        if _line(site) in before and site.count > 0 and (caller := _new_caller(site, now, past)[0])
+        if _line(site) in before and site.count > 0 and (caller := new_caller(site)[0])
         else site
         for site in sites
     )
@@ -288,36 +290,41 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     }
 
 
-def _new_caller(site: Site, now: Recording, past: Recording) -> tuple[str, bool]:
-    """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)", and
-    whether its line is new. A new line that calls the function through others goes before an old
-    one that calls it itself, and of old ones the outermost goes first. Empty if there is none, or
-    if the former callers are unknown.
+def _new_callers(now: Recording, past: Recording) -> Callable[[Site], tuple[str, bool]]:
+    """Return a function of a site. It returns the caller that calls the site's function more often,
+    "Block.forward (gpt.py:152)", and whether its line is new. A new line that calls the function
+    through others goes before an old one that calls it itself, and of old ones the outermost goes
+    first. Empty if there is none, or if the former callers are unknown.
     """
-    function, found, above, seen = f"{site.file} {site.function}", "", False, set[str]()
     callers = without_lines(past.callers or {})
     after, before = (summed((_line(s), s.count) for s in x.operator_sites()) for x in (now, past))
     # A function of which a line does no more is not called more often: a loop in it is longer.
     as_often = {f"{at[0]} {at[1]}" for at, count in before.items() if 0 < after[at] <= count}
     lines = {f"{name} ({file}): {text}" for file, name, text in before}.union(*callers.values())
-    while function not in seen:
-        seen.add(function)
-        new, old = (now.callers or {}).get(function, {}), callers.get(function, {})
-        bare = {name: _LINE_NUMBER.sub("", name) for name in new}
-        rises = {name: new[name] - old.get(bare[name], 0) for name in new}
-        # A new line that calls it goes before an old one that never did, such as a backward pass.
-        unknown = {name: (bare[name] not in old) + (bare[name] not in lines) for name in new}
-        most = max(new, key=lambda name: (unknown[name], rises[name]), default="")
-        if not (old and most) or (rises[most] <= 0 and not above):
-            break
-        caller = f"{most.partition('): ')[0]})"
-        if unknown[most]:
-            return caller, True
-        often = rises[most] > 0 and function not in as_often
-        # Of several old lines none is known to call what calls the function more often.
-        if above and len(new) > 1 and not often:
-            break
-        found, above = caller if often else found, True
-        name, _, where = caller.partition(" (")
-        function = f"{where.rpartition(':')[0]} {name}"
-    return found, False
+
+    @cache
+    def caller_of(function: str) -> tuple[str, bool]:
+        found, above, seen = "", False, set[str]()
+        while function not in seen:
+            seen.add(function)
+            new, old = (now.callers or {}).get(function, {}), callers.get(function, {})
+            bare = {name: _LINE_NUMBER.sub("", name) for name in new}
+            rises = {name: new[name] - old.get(bare[name], 0) for name in new}
+            # A new line goes before an old one that never called it, such as a backward pass.
+            unknown = {name: (bare[name] not in old) + (bare[name] not in lines) for name in new}
+            most = max(new, key=lambda name: (unknown[name], rises[name]), default="")
+            if not (old and most) or (rises[most] <= 0 and not above):
+                break
+            caller = f"{most.partition('): ')[0]})"
+            if unknown[most]:
+                return caller, True
+            often = rises[most] > 0 and function not in as_often
+            # Of several old lines none is known to call what calls the function more often.
+            if above and len(new) > 1 and not often:
+                break
+            found, above = caller if often else found, True
+            name, _, where = caller.partition(" (")
+            function = f"{where.rpartition(':')[0]} {name}"
+        return found, False
+
+    return lambda site: caller_of(f"{site.file} {site.function}")
