@@ -1,6 +1,8 @@
 """Sites: matched without their line, told as a person reads them, found from a call stack."""
 
 import importlib
+import os
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -259,6 +261,67 @@ def test_frames_go_outwards_with_qualified_names(tree, monkeypatch):
     place = Place("stacked.py", 5, "Net.forward.inner", "return sys._getframe()")
     assert locate(frames(frame)) == place
     assert list(frames(None)) == []
+
+
+# A device of Python's has a thread of autograd's, as a GPU has.
+DEVICE = """
+import os, sys, threading, torch
+from torch.utils.checkpoint import checkpoint
+from stepguard.worker.counters.locate import frames, locate
+torch.utils.backend_registration._setup_privateuseone_for_python_backend("python")
+torch.python.get_amp_supported_dtype = lambda: []
+
+def new():
+    return torch._C._acc.create_empty_tensor((1,), torch.float32)
+
+class Told(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return new()
+
+    @staticmethod
+    def backward(ctx, grad):
+        stack = frames(sys._getframe())
+        print(*iter(lambda: locate(stack).function, ""))
+        return new()
+
+def once():
+    Told.apply(new().requires_grad_()).backward(new())
+
+def in_a_checkpoint():
+    x = new().requires_grad_()
+    checkpoint(Told.apply, x, use_reentrant=True, preserve_rng_state=False).backward(new())
+
+def while_another_waits():
+    begun, over = threading.Event(), threading.Event()
+    leaf = torch.ones((), requires_grad=True)
+    leaf.register_hook(lambda grad: begun.set() or over.wait() and None)
+    threading.Thread(target=leaf.backward).start()
+    begun.wait()
+    once()
+    over.set()
+
+for step in once, in_a_checkpoint, while_another_waits:
+    step()
+sys.stdout.flush()
+os._exit(0)  # torch does not end such a device
+"""
+
+
+def test_a_thread_of_autograds_goes_on_with_the_call_that_waits_for_it(tmp_path):
+    """Also from a backward pass in a backward pass; not if several threads wait for one."""
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no device of Python's")
+    (tmp_path / "device.py").write_text(DEVICE)
+    environment = os.environ | {"PYTHONPATH": str(Path(stepguard.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "device.py"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split("\n") == [
+        "Told.backward once <module>",
+        "Told.backward in_a_checkpoint <module>",
+        "Told.backward",
+        "",
+    ], done.stderr
 
 
 def test_a_sync_in_a_library_has_two_lines():

@@ -81,7 +81,7 @@ def _gate(options: argparse.Namespace) -> int:
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
-        _annotate(github.annotations(document, problems))
+        _annotate(github.annotations(document, problems, Path.cwd()))
         alone = len(problems) == len(document.failing)  # each such case is one problem
         return 3 if document.undecided and alone else 1  # 3: cases without a verdict, no more
     say(_passed(document, len(expected(document, base))))

@@ -10,6 +10,7 @@ else the nearest one.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -30,8 +31,9 @@ from stepguard.core.verdict import PartMove
 # Kinds of operators, causes first: products (0), all other operators (1), operators that autograd
 # adds (2), backward operators (3), views (4).
 _OTHER_KIND = 1
+_PRODUCT = re.compile(r"attention|convolution|mm(\.|$)")
 _KINDS = {
-    0: re.compile(r"attention|convolution|mm(\.|$)"),
+    0: _PRODUCT,
     2: re.compile(r"[.:](add|clone|copy|fill|mul|ones_like|sum|zeros_like)_?(\.|$)"),
     3: re.compile(r"backward"),
     4: re.compile(
@@ -69,7 +71,7 @@ def where_moved(
     if metric == OPERATORS:
         return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == COLLECTIVES:
-        return _moved_collectives(now, past, rise < 0)
+        return with_new_callers(_moved_collectives(now, past, rise < 0), now, past)
     return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
 
 
@@ -135,8 +137,8 @@ def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more often, or less, with a negative count.
-    Touched lines come first, those with a phase last, and lines that call fewer views behind all if
-    the step calls more.
+    Touched lines and products come first, those with a phase last, and lines that call fewer views
+    behind all if the step calls more.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
@@ -153,11 +155,14 @@ def _moved_operators(
             signed = {"count": site.count} if rose else {"count": -site.count, "line": 0}
             moved_lines.append(replace(site, phase=phase, **signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
+    new_caller = _new_callers(now, past)
     rose = sum(part.new - part.old for part in moved) > 0
 
     def order(site: Site) -> tuple[bool, bool, bool, int, int]:
         fell = rose and site.count < 0 and is_view(site.what)
-        own = touched(site) or site.count > 0 and _new_caller(site, now, past)[1]
+        own = touched(site) or site.count > 0 and new_caller(site)[1]
+        # Of several changes the one with products comes first: it makes the FLOPs.
+        own = own or not site.phase and bool(_PRODUCT.search(site.what))
         return fell, not own, bool(site.phase), number[site.what], -abs(site.count)
 
     return tuple(_with_library(sorted(moved_lines, key=order), now))
@@ -268,10 +273,10 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
     """Return the sites. Each line that both sides have, and that does more now, gets a caller: the
     one that is new, or that calls the line's function more often.
     """
-    before = {_line(site) for site in past.operator_sites()}
+    before, new_caller = {_line(site) for site in past.operator_sites()}, _new_callers(now, past)
     return tuple(
         replace(site, caller=caller)
-        if _line(site) in before and site.count > 0 and (caller := _new_caller(site, now, past)[0])
+        if _line(site) in before and site.count > 0 and (caller := new_caller(site)[0])
         else site
         for site in sites
     )
@@ -285,28 +290,41 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     }
 
 
-def _new_caller(site: Site, now: Recording, past: Recording) -> tuple[str, bool]:
-    """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)", and
-    whether its line is new. A new line that calls the function through others goes before an old
-    one that calls it itself. Empty if there is none, or if the former callers are unknown.
+def _new_callers(now: Recording, past: Recording) -> Callable[[Site], tuple[str, bool]]:
+    """Return a function of a site. It returns the caller that calls the site's function more often,
+    "Block.forward (gpt.py:152)", and whether its line is new. A new line that calls the function
+    through others goes before an old one that calls it itself, and of old ones the outermost goes
+    first. Empty if there is none, or if the former callers are unknown.
     """
-    function, first, seen = f"{site.file} {site.function}", "", set[str]()
-    while function not in seen:
-        seen.add(function)
-        new, old = ((side.callers or {}).get(function, {}) for side in (now, past))
-        known = without_lines({function: old})[function] if old else {}
-        bare = {name: _LINE_NUMBER.sub("", name) for name in new}
-        rises = {name: new[name] - known.get(bare[name], 0) for name in new}
-        most = max(new, key=lambda name: (bare[name] not in known, rises[name]), default="")
-        # Of several old lines none is known to call what calls the function more often.
-        if not (old and most) or (rises[most] <= 0 and not first):
-            break
-        caller = f"{most.partition('): ')[0]})"
-        if bare[most] not in known:
-            return caller, True
-        if first and len(new) > 1:
-            break
-        first = first or caller
-        name, _, where = caller.partition(" (")
-        function = f"{where.rpartition(':')[0]} {name}"
-    return first, False
+    callers = without_lines(past.callers or {})
+    after, before = (summed((_line(s), s.count) for s in x.operator_sites()) for x in (now, past))
+    # A function of which a line does no more is not called more often: a loop in it is longer.
+    as_often = {f"{at[0]} {at[1]}" for at, count in before.items() if 0 < after[at] <= count}
+    lines = {f"{name} ({file}): {text}" for file, name, text in before}.union(*callers.values())
+
+    @cache
+    def caller_of(function: str) -> tuple[str, bool]:
+        found, above, seen = "", False, set[str]()
+        while function not in seen:
+            seen.add(function)
+            new, old = (now.callers or {}).get(function, {}), callers.get(function, {})
+            bare = {name: _LINE_NUMBER.sub("", name) for name in new}
+            rises = {name: new[name] - old.get(bare[name], 0) for name in new}
+            # A new line goes before an old one that never called it, such as a backward pass.
+            unknown = {name: (bare[name] not in old) + (bare[name] not in lines) for name in new}
+            most = max(new, key=lambda name: (unknown[name], rises[name]), default="")
+            if not (old and most) or (rises[most] <= 0 and not above):
+                break
+            caller = f"{most.partition('): ')[0]})"
+            if unknown[most]:
+                return caller, True
+            often = rises[most] > 0 and function not in as_often
+            # Of several old lines none is known to call what calls the function more often.
+            if above and len(new) > 1 and not often:
+                break
+            found, above = caller if often else found, True
+            name, _, where = caller.partition(" (")
+            function = f"{where.rpartition(':')[0]} {name}"
+        return found, False
+
+    return lambda site: caller_of(f"{site.file} {site.function}")

@@ -423,7 +423,7 @@ class PerfSession:
             document, problems=[*own, *self._missed], passed=document.passed and not found
         )
         if github.in_actions():
-            self._annotations = github.annotations(document, document.problems)
+            self._annotations = github.annotations(document, document.problems, self._root)
         unwritten = write(self._option, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.

@@ -7,13 +7,14 @@ https://docs.github.com/rest/checks/runs
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stepguard.core.run_document import Problem, ProblemCode, RunDocument
 from stepguard.core.status import Outcome
 from stepguard.core.text import bounded, cut, first, markdown, printable
 from stepguard.judge.waiver_rules import suggested_sizes
+from stepguard.machine.git.revision import top_of
 from stepguard.report.markdown_page import COMMENT_BYTES, page, title
 from stepguard.report.next_steps import acceptable
 
@@ -61,9 +62,10 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[An
             where = (problem.file, problem.line) if problem.file else test
             yield problem.code.value, problem.sentence, *where
     for result in document.failing:
-        page, test = result.text, tests.get(result.case, ("", 0))
-        where = (page.place.file, page.place.line) if page.place else test
-        yield result.case, page.headline, *where
+        place, where = result.text.place, tests.get(result.case, ("", 0))
+        if place and not place.file.startswith("/"):  # GitHub has no line of a library
+            where = place.file, place.line
+        yield result.case, result.text.headline, *where
 
 
 def in_actions() -> bool:
@@ -71,9 +73,15 @@ def in_actions() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
-    """Return what is wrong with a run as lines for a log of GitHub Actions, MOST at most."""
-    lines = [error(*item) for item in annotated(document, problems)]
+def annotations(document: RunDocument, problems: Sequence[Problem], root: Path) -> list[str]:
+    """Return what is wrong with a run as lines for a log of GitHub Actions, MOST at most. There
+    paths begin at the repository, in which the project, ``root``, may be a folder.
+    """
+    folder = os.path.relpath(root.resolve(), top_of(root) or root.resolve())
+    lines = [
+        error(title, text, file and os.path.normpath(os.path.join(folder, file)), line)
+        for title, text, file, line in annotated(document, problems)
+    ]
     if len(lines) > MOST:
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]

@@ -7,13 +7,14 @@ from builders import COUNTS, cpu_evidence, entry, epoch, evidence, replace, with
 from msgspec import structs
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS
+from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, OPERATORS
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.compare_metric import compare
+from stepguard.judge.moved_places import where_moved
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored, summarise
 from stepguard.report.verdict_text import headline, page_of
@@ -116,6 +117,10 @@ PLACES = {
     "one line more, beside one that was edited": (
         [at(9, text=OLD, count=4)], [at(9, count=4), at(10, text="z = x.clone()")], [(10, 1)],
         [(0, -1)]),
+    "products of a longer loop before a touched line": (
+        [at(9, text="mm(x)", what="mm", count=3)],
+        [at(9, text="mm(x)", what="mm", count=4), at(20, "step", "loss.item()", what="item")],
+        [(9, 1), (20, 1)], [(0, -1), (0, -1)]),
     "one line more often": ([at(9, count=4)], [at(9, count=8)], [(9, 4)], [(0, -4)]),
     "attention that was lost before what came for it": (
         [at(9, what="attention", count=3)], [at(9, what="bmm", count=6)], [(0, -3), (9, 6)],
@@ -189,29 +194,39 @@ def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
     assert (f"{moved} called from {caller}" in "\n".join(page.lines)) == bool(caller)
 
 
+USUAL, PASS = "<module> (train.py:12): loss = model(x)", "<module> (train.py:13): loss.backward()"
+AGAIN = "<module> (train.py:14): again = model(x).detach()"
+
+
 @pytest.mark.parametrize("stored_then", [True, False])
-@pytest.mark.parametrize(("above", "caller"), [
-    ({"<module> (train.py:14): again = model(x).detach()": 0}, "<module> (train.py:14)"),
-    ({}, "Net.forward (model/gpt.py:9)"),  # it calls the function in a longer loop
+@pytest.mark.parametrize(("above", "as_often", "caller"), [
+    ({USUAL: 2, AGAIN: 1}, "", "<module> (train.py:14)"),
+    ({USUAL: 2, PASS: 3, AGAIN: 1}, "", "<module> (train.py:14)"),  # a checkpoint; what it repeats
+    ({USUAL: 2}, "", "Net.forward (model/gpt.py:9)"),
+    ({USUAL: 3}, "", "<module> (train.py:12)"),
+    ({USUAL: 3}, "Net.forward", "Net.forward (model/gpt.py:9)"),
+    ({USUAL: 2}, "norm", ""),
 ])  # fmt: skip
-def test_the_nearest_new_line_that_calls_through_others_is_named(above, caller, stored_then):
-    """A second forward pass is of the line that begins it, which goes before its own views."""
-    usual, view = {"<module> (train.py:12): loss = model(x)": 0}, "aten.detach.default"
-    old = with_callers(counted(at(3, "norm", count=4)), forward=0)
-    inside = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 4}}
-    more = {"model/gpt.py norm": {"Net.forward (model/gpt.py:9): norm(x)": 6}}
-    old = replace(
-        old, counts=replace(old.counts, callers=inside | {"model/gpt.py Net.forward": usual})
-    )
-    new = counted(at(3, "norm", count=6), Site(view, "train.py", 14, "<module>", "again", count=1))
-    new = replace(
-        new, counts=replace(new.counts, callers=more | {"model/gpt.py Net.forward": usual | above})
-    )
+def test_the_nearest_new_line_that_calls_through_others_is_named(
+    above, as_often, caller, stored_then
+):
+    """A second forward pass is of the line that begins it, which goes before its own views. A
+    longer loop is of the line in it: a line beside the loop does as much as before.
+    """
+    view, norm, net = "aten.detach.default", "model/gpt.py norm", "model/gpt.py Net.forward"
+    backward = Site("aten.mm.default", "train.py", 13, "<module>", "loss.backward()", "backward")
+    still = backward, at(30, as_often or "other", "return x.mean()", what="aten.mean.default")
+    old, usual = counted(at(3, "norm", count=4), *still), {net: {USUAL: 2}}
+    inside, more = ({norm: {"Net.forward (model/gpt.py:9): norm(x)": n}} for n in (4, 6))
+    old = replace(old, counts=replace(old.counts, callers=usual | inside))
+    again = Site(view, "train.py", 14, "<module>", "again", count=1)
+    new = counted(at(3, "norm", count=6), *still, again)
+    new = replace(new, counts=replace(new.counts, callers=usual | more | {net: above}))
     past = stored(old) if stored_then else summarise(old)
     sites = compare(OPERATORS, summarise(new), [past], new.gates).sites
     (site,) = (site for site in sites if site.function == "norm")
-    assert site.caller == caller
-    assert (sites[0] == site) is bool(above)
+    assert (site.caller or "") == caller
+    assert (sites[0] == site) is (AGAIN in above)
 
 
 def test_a_new_line_of_a_shared_function_is_its_own_cause():
@@ -221,6 +236,15 @@ def test_a_new_line_of_a_shared_function_is_its_own_cause():
     new = with_callers(counted(line, at(4, "norm", OLD, 2)), forward=4, loss=2)
     (site,) = compare(OPERATORS, summarise(new), [stored(old)], new.gates).sites
     assert (site.line, site.caller or "") == (4, "")
+
+
+def test_a_helper_that_exchanges_names_the_caller_that_is_new():
+    """As one that calls any other operator."""
+    line = at(3, "norm", "all_reduce(x)", 4, "c10d.allreduce_.default")
+    old = with_callers(counted(line), forward=4)
+    new = with_callers(counted(structs.replace(line, count=6)), forward=4, loss=2)
+    (site,) = where_moved(COLLECTIVES, summarise(new), summarise(old), (), 2)
+    assert (site.what, site.caller) == ("c10d.allreduce_", "loss (model/gpt.py:9)")
 
 
 def test_a_touched_line_goes_first_of_any_counter():

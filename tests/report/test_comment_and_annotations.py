@@ -1,6 +1,7 @@
 """Annotations and the comment of a pull request."""
 
 import re
+from pathlib import Path
 
 import pytest
 from builders import CASE_ID, PROPERTY, entry, evidence, with_counts
@@ -72,7 +73,7 @@ def shown(run):
         for one in run.results
         if one.verdict.outcome != "passed"
     ]
-    return annotations(run, [*run.problems, *failed])
+    return annotations(run, [*run.problems, *failed], Path("/"))
 
 
 def test_there_are_ten_at_most():
@@ -81,6 +82,12 @@ def test_there_are_ten_at_most():
     told = shown(run_document(problems=problems))
     assert len(told) == MOST and told[-1].endswith("::and 16 more: see the summary")
     assert len(shown(run_document(problems=problems[:MOST]))) == MOST
+
+
+def test_a_line_outside_of_the_repository_is_annotated_at_the_test():
+    """GitHub has no such line to show."""
+    (line,) = shown(run_document(placed(SLOWER, "/usr/lib/site-packages/net/model.py", 7)))
+    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=train_step")
 
 
 @PROPERTY

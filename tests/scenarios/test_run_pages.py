@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alarms import by_recordings
 from builders import entry, evidence, replace
+from git_repositories import repository
 from inputs import ROSE, SYNC, SYNCS, TRACEBACK, at, calling, counting
 from msgspec.structs import replace as changed
 from run_documents import run_document
@@ -120,7 +121,7 @@ def shown():
         "summary-80-without-blocks.txt": printed(replace(run, blocks=False), 80),
         "page.md": markdown_page.page(document),
         "comment.md": github.comment(document, "4711"),
-        "annotations.txt": "\n".join(github.annotations(document, PROBLEMS)) + "\n",
+        "annotations.txt": "\n".join(github.annotations(document, PROBLEMS, Path("/"))) + "\n",
         "check-run.json": as_json(checks) + "\n",
     }
 
@@ -133,3 +134,11 @@ def test_what_a_run_shows(write):
             (GOLDEN / name).write_text(text)
         assert text == (GOLDEN / name).read_text(), name
     assert {path.name for path in GOLDEN.iterdir()} == set(found)
+
+
+def test_annotations_begin_at_the_repository(tmp_path):
+    """Where GitHub looks for the file, also if the project is a folder of the repository."""
+    project = repository(tmp_path) / "project"
+    project.mkdir()
+    lines = github.annotations(document_of(a_run()), (), project)
+    assert any(line.startswith("::error file=project/model/gpt.py,line=105,") for line in lines)

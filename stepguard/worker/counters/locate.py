@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -37,6 +38,7 @@ _FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
 # The rest of a function with a graph break.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 _STARTS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_RUN_IN_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
 
 _tree = ""  # empty: the working directory
@@ -66,17 +68,18 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
     while innermost is not None:
         code, line = innermost.f_code, innermost.f_lineno
         yield code.co_filename, line, _RESUMED.sub(r"\1", code.co_qualname.replace(".<locals>", ""))
-        waited_for = waited_for and code is not _STARTS_BACKWARD
+        # A function of the user's may start a pass of its own, as a checkpoint does.
+        waited_for = code is not _STARTS_BACKWARD and (waited_for or code is _RUN_IN_BACKWARD)
         innermost = innermost.f_back
         if innermost is None and waited_for:
             innermost, waited_for = _waiting_for_backward(), False
 
 
 def _waiting_for_backward() -> FrameType | None:
-    """Return the frame that runs autograd's engine; None if several threads have one."""
-    found = []
-    for frame in sys._current_frames().values():
-        outer: FrameType | None = frame
+    """Return the frame that runs autograd's engine; None if several other threads have one."""
+    found, own = [], threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        outer: FrameType | None = frame if thread != own else None
         while outer is not None and outer.f_code is not _STARTS_BACKWARD:
             outer = outer.f_back
         found += [outer] if outer else []
