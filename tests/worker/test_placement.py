@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import AveragedModel
@@ -34,6 +37,21 @@ def candidates(make):
         found[site.what] += site.count
     assert sum(found.values()) == tally.values["sync_candidates_per_step"]
     return found
+
+
+def test_a_reducers_bucket_lives_on_the_device(tmp_path):
+    """The reducer copies gradients into it, and a hook exchanges it: nothing goes to the host."""
+
+    def make(device):
+        replicas = DistributedDataParallel(torch.nn.Linear(4, 4, device=device))
+        replicas.register_comm_hook(None, allreduce_hook)
+        return lambda: replicas(torch.ones(2, 4, device=device)).sum().backward()
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert not candidates(make)
+    finally:
+        dist.destroy_process_group()
 
 
 def training(optimizer, then=lambda made: None, sent=True):

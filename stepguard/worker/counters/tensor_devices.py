@@ -115,7 +115,8 @@ class Placement:
         name = str(func)
         if name in _COPIES:
             return
-        on_device = self.on_device(args, kwargs)
+        # Ranks exchange what lives on their GPUs, such as a bucket that a reducer made.
+        on_device = func.namespace == "c10d" or self.on_device(args, kwargs)
         if on_device:
             joined = storages(*_joined(func, args, kwargs))
             self._learn(joined)
