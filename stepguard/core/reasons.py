@@ -83,7 +83,7 @@ class Reason(StrEnum):
         (Status.SLOWER, Status.FASTER, Status.SAME),
     )
     UNDECIDED = "UNDECIDED", "the time is not decided", Status.INCONCLUSIVE, Failed
-    NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
+    NO_SLOWDOWN = "NO_SLOWDOWN", "not 1.5 times as long in each pair, on a CPU", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
     BASE_LACKS = (
         "BASE_LACKS",
