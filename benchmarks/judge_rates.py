@@ -36,13 +36,14 @@ from stepguard.core.evidence import MOST_OF_MEDIAN, Block, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, bounds
-from stepguard.judge.rules.changed_kernels import (
+from stepguard.judge.time_rules import (
+    MOST_ALIKE,
     PROFILED_PAIRS,
     SAME_PAIRS,
     STEP_SDS,
+    WITHIN_PCT,
     unexplained_sds,
 )
-from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)

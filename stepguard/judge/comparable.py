@@ -1,6 +1,6 @@
 """Under which conditions two measurements were made, and which conditions differ. Pure. Each caller
 says which tags matter to it. Whether two steps do the same work is another question
-(judge/rules/same_step.py). Settings that a workload changes have no tag: a counter counts them.
+(judge/time_rules.py). Settings that a workload changes have no tag: a counter counts them.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,8 +1,8 @@
 """Judge an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
 The first rule of refusal() that applies decides, then work and waste, then the step time by its
-pairs (judge/rules/), then other counters. If a measurement is undecided, a counter that is known to
-have moved decides.
+pairs (judge/time_rules.py), then other counters. If a measurement is undecided, a counter that is
+known to have moved decides.
 """
 
 import math
@@ -47,9 +47,6 @@ from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.pair_statistics import MOST_PAIRS
-from stepguard.judge.rules import decision, on_cpu
-from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
-from stepguard.judge.rules.same_step import not_enough
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -57,6 +54,14 @@ from stepguard.judge.soundness import (
     undecided_metrics,
 )
 from stepguard.judge.summarise_evidence import summarise
+from stepguard.judge.time_rules import (
+    CPU_LIMIT_PCT,
+    SLOWER_PAIRS,
+    decision,
+    judged_kernels,
+    margins_of,
+    not_enough,
+)
 
 # With these faults the other revision may simply lack the case. Then HEAD is not to blame.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
@@ -91,7 +96,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it is based on, for a verdict."""
     ended = decided.final and not comparison.out_of_time
     gated = JUDGED_TIME in comparison.head.gates
-    most = 0 if ended else MOST_PAIRS if gated else on_cpu.SLOWER_PAIRS
+    most = 0 if ended else MOST_PAIRS if gated else SLOWER_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
@@ -394,7 +399,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> Me
     # `same` says that the change is below the matter margin, so that is the limit.
     limit_pct = margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct
     if JUDGED_TIME not in comparison.head.gates:
-        limit_pct = on_cpu.LIMIT_PCT
+        limit_pct = CPU_LIMIT_PCT
     new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,

@@ -43,10 +43,9 @@ from stepguard.judge.judge_pairs import (
 )
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
 from stepguard.judge.pair_statistics import MOST_PAIRS
-from stepguard.judge.rules import changed_kernels, decision
-from stepguard.judge.rules.same_step import why_not_same
 from stepguard.judge.soundness import unsteady_launch
 from stepguard.judge.summarise_evidence import summarise
+from stepguard.judge.time_rules import LEAST_PAIRS, decision, wants_profiles, why_not_same
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
     head, base = pairs.head, pairs.base
     if head.counts and base.counts and not (head.faults or base.faults):
         # Launches that are alive by then are timed all the same, as the first pair.
-        profiled = changed_kernels.wants_profiles(pairs)
+        profiled = wants_profiles(pairs)
         if names := doubtful(head, summarise(base)):
             return Need(counters=names, profiled=profiled)
         if names := doubtful_of_other(base, head):
@@ -140,8 +139,8 @@ def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
 def next_pair(pairs: Comparison, everything: bool = False) -> Need:
     """Return the need of a pair that follows these. With ``everything`` none is the last."""
     head = pairs.head
-    profiled = changed_kernels.wants_profiles(pairs)
-    few = pairs.pairs == changed_kernels.LEAST_PAIRS - 1
+    profiled = wants_profiles(pairs)
+    few = pairs.pairs == LEAST_PAIRS - 1
     alike_steps = pairs.pairs == 0 and not why_not_same(pairs)
     last = JUDGED_TIME not in head.gates or alike_steps or few and profiled
     return Need(pair=True, profiled=profiled, last=last and not everything)

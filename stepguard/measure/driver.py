@@ -22,8 +22,8 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import need
-from stepguard.judge.rules import decision
 from stepguard.judge.soundness import Pairs
+from stepguard.judge.time_rules import decision
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure import turns
 from stepguard.measure.case_workers import Ahead, Bench, CaseWorkers, Progress, Ticker, watch

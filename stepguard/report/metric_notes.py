@@ -28,7 +28,7 @@ from stepguard.core.verdict import (
     PairsFinding,
     PartMove,
 )
-from stepguard.judge.rules import on_cpu
+from stepguard.judge.time_rules import SLOWER_TIMES, decided_on_cpu
 
 NOTE_PARTS = 3  # moved operators that a note names
 PLACES_SHOWN = 5  # of operators and of bytes
@@ -46,8 +46,8 @@ def note(metric: MetricVerdict) -> str:
         # The plan's interval and smallest detectable slowdown did not decide, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
-    if metric.pairs and on_cpu.decided(metric):
-        said, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
+    if metric.pairs and decided_on_cpu(metric):
+        said, times = metric.pairs.decision, SLOWER_TIMES
         return f"{within}{said.interval} over {said.pairs} pairs, each at least {times} times"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
         by = f"the kernels alone {metric.pairs.decision.interval}"

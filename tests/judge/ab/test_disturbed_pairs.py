@@ -8,8 +8,8 @@ from comparisons import comparison_of
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, decide, figures
-from stepguard.judge.rules import decision
 from stepguard.judge.soundness import MOST_REPLACED, Pairs, out_of_line
+from stepguard.judge.time_rules import decision
 
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
 

@@ -9,7 +9,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.rule_book import judge
-from stepguard.judge.rules import decision
+from stepguard.judge.time_rules import decision
 
 
 def pairs(*times, **changes):
