@@ -108,7 +108,7 @@ def run(log_ratios: Sequence[float], alike: bool = False) -> tuple[Status, int]:
     for count in range(1, MOST_ALIKE + 1) if alike else ():
         if 100 * abs(fmean(log_ratios[:count])) <= WITHIN_PCT / math.sqrt(count):
             return Status.SAME, count
-    for look in SEQUENTIAL_PLAN:  # by bounds alone: decide() looks for more than a verdict
+    for look in SEQUENTIAL_PLAN:  # by bounds alone: by_plan() looks for more than a verdict
         found = bounds(log_ratios[: look.pairs])
         status = found.status(MARGINS)
         if status is not Status.INCONCLUSIVE or found.hopeless(MARGINS):

@@ -1,7 +1,7 @@
 """Findings: what the rules say of a case. Only this module makes a verdict of them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 
 import msgspec
@@ -29,20 +29,16 @@ class Findings:
     explanation: Explanation | None = None
     straggler: Straggler | None = None
     libraries: str = ""  # libraries whose versions differ from the recording's, in words
-    permissions: tuple[Permission, ...] = ()  # of the case
+    permissions: tuple[Permission, ...] = ()  # of all cases
     today: date = date.min
-
-    def under(self, permissions: Iterable[Permission], today: date) -> "Findings":
-        """Return the findings with those of these permissions that are for the case."""
-        its = tuple(item for item in permissions if item.case == self.case_id)
-        return replace(self, permissions=its, today=today)
 
     def permitted(
         self, metrics: tuple[MetricVerdict, ...] | None = None
     ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
         """Return the metrics, all or these, under the permissions, and the effect of each."""
         judged = self.metrics if metrics is None else metrics
-        return permitted(judged, self.permissions, self.whole is not None, self.today)
+        its = [item for item in self.permissions if item.case == self.case_id]
+        return permitted(judged, its, self.whole is not None, self.today)
 
     def covers(self, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""

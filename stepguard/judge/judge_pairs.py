@@ -7,7 +7,6 @@ known to have moved decides.
 
 import math
 import operator
-from collections.abc import Iterable
 from datetime import date
 from statistics import fmean
 from typing import Any
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, NUMBERS, OPERATORS
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -110,7 +109,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
 
 
 def wants_another_pair(
-    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
+    comparison: Comparison, permissions: tuple[Permission, ...] = (), today: date = date.min
 ) -> bool:
     """Tell whether another pair should be measured: it may decide, and no counter fails."""
     if comparison.pairs:
@@ -123,23 +122,20 @@ def wants_another_pair(
 
 
 def _fails_by_counters(
-    comparison: Comparison, permissions: Iterable[Permission], today: date
+    comparison: Comparison, permissions: tuple[Permission, ...], today: date
 ) -> bool:
     """Tell whether counters fail the case, whatever more pairs would say. If a GPU's time is
     judged, a price waits for the first pair, and for the others if the step may be FASTER.
     """
-    moved = Findings(comparison.head.case_id, _failing(comparison), against=comparison.named)
-    metrics, _ = moved.under(permissions, today).permitted()
+    head, base = comparison.head, comparison.base
+    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
+    failing = tuple(one for metric in moved if (one := _beside(metric, comparison)).decides)
+    found = Findings(head.case_id, failing, permissions=permissions, today=today)
+    metrics, _ = found.permitted()
     roles = {metric.role for metric in metrics if metric.decides}
     if roles != {"price"} or not _time_explains(comparison):
         return bool(roles)
     return any(first >= MAY_PAY for first in comparison.log_ratios()[:1])
-
-
-def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    head, base = comparison.head, comparison.base
-    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
 
 
 def _time_explains(comparison: Comparison) -> bool:
@@ -216,8 +212,7 @@ def _less_of_the_same(
     """Tell whether HEAD does less on each rank, and is known to compute the same numbers."""
     if len(old) != len(new) or not all(map(operator.lt, new, old)):
         return False
-    known = NUMBERS in head.counters and NUMBERS in base.counters
-    return known and known_equal(compare_numbers(head, base, True))
+    return known_equal(compare_numbers(head, base, True))
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
@@ -261,15 +256,15 @@ def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     head, base = sides
     now, then, decided = summarise(head), summarise(base), decision(comparison)
     judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
-    moved = [beside_software(one, comparison) for one in moved_counters(now, [then], head.gates)]
-    beside = (beside_time(one, judged_time) for one in moved)
-    beside = (one for one in beside if timed or one.status is Status.CHANGED)
+    moved = moved_counters(now, [then], head.gates)
+    beside = [_beside(one, comparison, judged_time) for one in moved]
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
     time = [_time(comparison, decided, now, then)] if undecided_time else []
     # If both sides are undecided, HEAD's reason is shown.
     undecided = (*time, *undecided_metrics(base), *undecided_metrics(head))
     unknown = {metric.metric: metric for metric in undecided}
-    return (*beside, *unknown.values())
+    shown = (one for one in beside if timed or one.status is Status.CHANGED)
+    return (*shown, *unknown.values())
 
 
 def _compared(comparison: Comparison) -> Findings:
@@ -283,8 +278,7 @@ def _compared(comparison: Comparison) -> Findings:
         if name in values
     ]
     status = _shown_by_time(comparison, decided)
-    fallen = [beside_software(metric, comparison) for metric in with_fallen(compared)]
-    metrics = tuple(beside_time(metric, status) for metric in fallen)
+    metrics = tuple(_beside(metric, comparison, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison, decided))
 
@@ -344,25 +338,19 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
     }
 
 
-def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerdict:
-    """Return work or an amount as a notice if software differs: it only explains the time."""
-    moved = metric.status in (Status.CHANGED, Status.FASTER)
-    explains = moved and metric.role in ("work", "amount") and other_software(comparison)
-    if not explains:
-        return metric
-    return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-
-
-def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
+def _beside(
+    metric: MetricVerdict, comparison: Comparison, time: Status | None = None
+) -> MetricVerdict:
     """Return a counter that moved as a notice if the GPU's time shows what it costs: an amount
     whatever the pairs say, since an honest optimization calls other operators, and less of them
     gains nothing by itself; a price that rose only if the step is FASTER. ``time`` is the verdict
-    of the pairs; None if no time is judged.
+    of the pairs; None if no time is judged. If software differs, work and amounts only explain.
     """
-    if time is None or metric.status not in (Status.CHANGED, Status.FASTER):
+    if metric.status not in (Status.CHANGED, Status.FASTER):
         return metric
     paid = metric.status is Status.CHANGED and time is Status.FASTER
-    if metric.role == "amount" or metric.role == "price" and paid:
+    by_time = time is not None and (metric.role == "amount" or metric.role == "price" and paid)
+    if by_time or metric.role in ("work", "amount") and other_software(comparison):
         return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
     return metric
 

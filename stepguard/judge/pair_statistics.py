@@ -78,11 +78,6 @@ def level_share(alpha: float) -> float:
     return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
-def may_decide(pairs: int, last: bool) -> bool:
-    """Tell whether so many pairs may decide: at an analysis of the plan, or if time is up."""
-    return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
-
-
 @lru_cache
 def analysis_at(pairs: int) -> InterimAnalysis:
     """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
@@ -217,48 +212,30 @@ class Figures:
         )
 
 
-def figures(
-    log_ratios: Sequence[float],
-    margins: Margins = MARGINS,
-    *,
-    replaced: Sequence[float] = (),
-    alpha: float = ALPHA,
-) -> Figures:
-    """Return the figures of the pairs so far, of log(head / base) of a time. ``replaced`` are those
-    of pairs that do not count. Raises ValueError as bounds() does.
+def measured(comparison: Comparison) -> Figures:
+    """Return what the pairs so far say of the mean step. All rules use these figures. Raises
+    ValueError as bounds() does.
     """
+    log_ratios, margins, alpha = comparison.log_ratios(), comparison.margins, comparison.alpha
     known = bounds(log_ratios, alpha=alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
+    replaced = [pair.log_ratio for pair in comparison.again if not pair.compiled]
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
     return Figures(known, margins, smallest, all_pct)
 
 
-def measured(comparison: Comparison) -> Figures:
-    """Return what the pairs say of the mean step. All rules use these figures."""
-    return figures(
-        comparison.log_ratios(),
-        comparison.margins,
-        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
-        alpha=comparison.alpha,
-    )
-
-
 def by_plan(comparison: Comparison) -> Decision:
-    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted."""
-    return decide(measured(comparison), last=comparison.out_of_time)
+    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted.
 
-
-def decide(found: Figures, *, last: bool = False) -> Decision:
-    """Judge pairs by the sequential plan.
-
-    Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
-    time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
-    next analysis, and have the levels of the analysis before. An analysis may end the plan
-    undecided, if the rest of it has no hope.
+    Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the last because the time
+    is up. The time limit must not depend on the pairs. The last pairs use up the error of the next
+    analysis, and have the levels of the analysis before. An analysis may end the plan undecided, if
+    the rest of it has no hope.
     """
+    found, last = measured(comparison), comparison.out_of_time
     count, status = found.bounds.pairs, Status.INCONCLUSIVE
     ended = last or count >= MOST_PAIRS
-    if may_decide(count, last):
+    if last or any(analysis.pairs == count for analysis in SEQUENTIAL_PLAN):
         status = found.bounds.status(found.margins)
         ended |= status is not Status.INCONCLUSIVE or found.bounds.hopeless(found.margins)
     return found.say(status, final=ended)

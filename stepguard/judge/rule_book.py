@@ -98,7 +98,9 @@ def _findings(question: Question) -> Findings:
         assert question.now is not None, "a question without pairs is about evidence"
         findings, head = screen(question.now, question.entry, question.path), question.now
     metrics = tuple(with_both(metric, head.counted) for metric in findings.metrics)
-    return replace(findings, metrics=metrics).under(question.permissions, question.today)
+    return replace(
+        findings, metrics=metrics, permissions=question.permissions, today=question.today
+    )
 
 
 def _wants_launch(question: Question, now: Evidence) -> bool:
