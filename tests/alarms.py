@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import date
 
-from stepguard.core.question import Answer
+from stepguard.core.comparison import Answer
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_recordings import screen
 from stepguard.judge.rule_book import alarm_of, settled

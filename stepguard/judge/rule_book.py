@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import Answer, Comparison, Question
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.question import Answer, Question
 from stepguard.core.reason_sentences import NoAnswer, OtherCommit
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status

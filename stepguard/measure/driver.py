@@ -13,12 +13,11 @@ from math import inf
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, LaunchPair, gates_times, judged
+from stepguard.core.comparison import Comparison, LaunchPair, Question, gates_times, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Difference
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import need

@@ -34,6 +34,7 @@ from stepguard.report import time_causes
 from stepguard.report.metric_notes import (
     in_function,
     note,
+    of_waivers,
     on_ranks,
     operator_move,
     parts,
@@ -41,7 +42,6 @@ from stepguard.report.metric_notes import (
     share_of_place,
 )
 from stepguard.report.next_steps import Commands, commit_first, next_steps
-from stepguard.report.permission_text import of_waivers
 from stepguard.report.time_causes import sentence
 
 HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take

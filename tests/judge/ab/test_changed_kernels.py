@@ -12,11 +12,10 @@ from builders import replace
 from comparisons import with_margins
 from recorded_kernels import as_recorded, compared, edited, profile, steady
 
-from stepguard.core.comparison import from_json
+from stepguard.core.comparison import Question, from_json
 from stepguard.core.evidence import to_json
 from stepguard.core.margins import ALPHA, PRIOR, Margins
 from stepguard.core.profile import KernelRow, StepIdentity
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE

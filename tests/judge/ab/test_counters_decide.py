@@ -7,9 +7,9 @@ import pytest
 from builders import METRICS, metric, replace, two_rank_evidence, with_counts
 from test_judge_pairs import GATES, shifted, turns
 
+from stepguard.core.comparison import Question
 from stepguard.core.metrics import COPIES, NUMBERS, SETTINGS, default_gates
 from stepguard.core.permission import Permission
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import MAY_PAY, wants_another_pair

@@ -3,8 +3,7 @@
 import pytest
 from builders import block, cpu_evidence, launch, replace
 
-from stepguard.core.comparison import Comparison
-from stepguard.core.question import Question
+from stepguard.core.comparison import Comparison, Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import wants_another_pair

@@ -9,8 +9,8 @@ import pytest
 from builders import evidence
 from comparisons import alike, with_margins
 
+from stepguard.core.comparison import Question
 from stepguard.core.profile import Parts, Profile, StepIdentity
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import wants_another_pair
