@@ -22,7 +22,14 @@ from stepguard.core.verdict import Decision, MetricVerdict
 from stepguard.explain.match_kernels import Match, communicates, rows_of
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
-from stepguard.judge.pair_statistics import MOST_PAIRS, Bounds, Figures, bounds, by_plan, measured
+from stepguard.judge.pair_statistics import (
+    MOST_PAIRS,
+    Bounds,
+    bounds,
+    by_plan,
+    decision_of,
+    measured,
+)
 
 
 def decision(comparison: Comparison) -> Decision | None:
@@ -57,7 +64,8 @@ def by_fastest_blocks(comparison: Comparison) -> Decision:
     """Say `same` after a pair that shows no slowdown, SLOWER after SLOWER_PAIRS that do."""
     ratios = [_fastest_ms(head) / _fastest_ms(base) for head, base in comparison.paired_launches()]
     # What is shown is what is judged: not the means of all steps.
-    said = partial(measured(comparison).say, estimate_pct=_pct(geometric_mean(ratios)))
+    found, mean_pct = measured(comparison), _pct(geometric_mean(ratios))
+    said = partial(decision_of, comparison, found, estimate_pct=mean_pct)
     if min(ratios) < SLOWER_TIMES:
         return said(Status.SAME, Reason.NO_SLOWDOWN)
     if len(ratios) < SLOWER_PAIRS:
@@ -97,7 +105,7 @@ def by_same_step(comparison: Comparison) -> Decision | None:
     few = comparison.together and comparison.pairs <= MOST_ALIKE
     if not few or why_not_same(comparison) or not _within(comparison):
         return None
-    return measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
+    return decision_of(comparison, measured(comparison), Status.SAME, Reason.IDENTICAL_STEP)
 
 
 def why_not_same(comparison: Comparison) -> str:
@@ -178,8 +186,10 @@ def by_kernels(comparison: Comparison) -> Decision | None:
     kernels = _Kernels.of(comparison)
     if kernels is None:
         return None
-    figures = _figures(comparison, kernels)
-    status = figures.bounds.status(figures.margins)
+    margins, step_us = _margins(comparison), float(kernels.step_us.mean())
+    known = kernels.times.scatter(kernels.changed, kernels.steady, step_us)
+    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins)
+    status = found.status(margins)
     unexplained = unexplained_sds(comparison.log_ratios(), kernels.log_ratios())
     contradicted = unexplained < -STEP_SDS
     if status is not Status.SLOWER:
@@ -187,10 +197,9 @@ def by_kernels(comparison: Comparison) -> Decision | None:
     early = status is Status.SAME and comparison.pairs < SAME_PAIRS
     if status is Status.INCONCLUSIVE or contradicted or early:
         return None
-    longer, high = (
-        100 * math.expm1(one) for one in _in_step(figures.bounds, comparison.log_ratios())
-    )
-    return figures.say(status, Reason.CHANGED_KERNELS, estimate_pct=longer, high_pct=high)
+    longer, high = (100 * math.expm1(one) for one in _in_step(found, comparison.log_ratios()))
+    said = partial(decision_of, comparison, found, status, Reason.CHANGED_KERNELS)
+    return said(estimate_pct=longer, high_pct=high)
 
 
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:
@@ -356,15 +365,6 @@ def bounds_of(
     # Beyond the ignore margin no status but SLOWER is possible.
     large = low > max(math.log1p(LARGE_PCT / 100), margins.ignore)
     return replace(found, low=low, high=high, fewest=1 if large else LEAST_PAIRS)
-
-
-def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
-    step_us = float(kernels.step_us.mean())
-    known = kernels.times.scatter(kernels.changed, kernels.steady, step_us)
-    margins = _margins(comparison)
-    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins)
-    steps = measured(comparison)
-    return Figures(found, margins, steps.smallest_detectable_pct, steps.with_replaced_pct)
 
 
 def _margins(comparison: Comparison) -> Margins:
