@@ -45,6 +45,7 @@ from stepguard.core.reason_sentences import WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Entry, Epoch
 from stepguard.core.status import Status
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.text import counted, short_hash
 from stepguard.core.verdict import Verdict, worst_first
 from stepguard.judge.rule_book import judge
@@ -85,7 +86,7 @@ class Half(Enum):
     SKIPPED = "skipped"  # it does not run, or nothing decides
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Asked(DocumentPart, frozen=True):
     """What is known of a commit or an interpreter."""
 
     of: str
@@ -222,7 +223,7 @@ def next_of(between: Range, answers: Sequence[Asked]) -> tuple[str, tuple[str, .
 
 
 # The command.
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Kept(DocumentPart, frozen=True):
     """The file of a search: what was asked after the proof."""
 
     schema: Annotated[int, msgspec.Meta(ge=SCHEMA)]

@@ -16,6 +16,7 @@ from stepguard.core.metrics import METRICS, OPERATORS, PEAK
 from stepguard.core.profile import grouped, summed
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
+from stepguard.core.strict_json import DocumentPart
 
 SCHEMA = 1  # of a baseline file
 KEPT_RECORDINGS = 20  # in an epoch: the first of each software, and the newest ones
@@ -25,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordedDifference(DocumentPart, frozen=True, kw_only=True):
     """A difference of two variants of the step, in percent of a step."""
 
     mean: float
@@ -36,7 +37,7 @@ class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
 
 
-class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordedProfile(DocumentPart, frozen=True, kw_only=True):
     """A profile as a recording keeps it (stepguard/core/profile.py), with a line for each kernel:
 
     "backward": {"GEMM": {"nvjet_sm90_tst_256x128 2x66x1 384x1x1": [74, 35135, 34601, ...]}}
@@ -49,7 +50,7 @@ class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     idle: dict[str, dict[str, dict[str, ProfileRow]]]  # cause -> place -> CUDA call
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recording(DocumentPart, frozen=True, kw_only=True):
     """The figures of one evidence."""
 
     date: Text  # UTC, ISO 8601
@@ -202,16 +203,14 @@ def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
     return sites
 
 
-class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Epoch(DocumentPart, frozen=True, kw_only=True):
     """Recordings at one level, oldest first."""
 
     reason: Text
     recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
 
 
-class Entry(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Entry(DocumentPart, frozen=True, kw_only=True, omit_defaults=True):
     """A case's baseline: the parameters that it was measured with, and its epochs."""
 
     case: dict[str, Any]
@@ -253,7 +252,7 @@ class Entry(
         return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 
 
-class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineFile(DocumentPart, frozen=True, kw_only=True):
     """A whole file: the cases of one kind of machine."""
 
     schema: int
