@@ -136,12 +136,12 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
 def _overview(cases: Sequence[MeasuredCase], views: Sequence[CaseView]) -> tuple[Table, ...]:
     """Return the table of verdicts, the worst first, each case a link to its part."""
     rows: list[list[str | Cell]] = []
-    for row, case, view in zip(
+    for (cells, _), case, view in zip(
         verdict_table.rows([case.verdict for case in cases]), cases, views, strict=True
     ):
-        link = Cell(cut(row.cells[0], NAME_CHARACTERS), f"#{view.anchor}")
-        verdict = Cell(row.cells[-1], css=case.verdict.outcome)
-        rows.append([link, verdict, *row.cells[1:-1]])
+        link = Cell(cut(cells[0], NAME_CHARACTERS), f"#{view.anchor}")
+        verdict = Cell(cells[-1], css=case.verdict.outcome)
+        rows.append([link, verdict, *cells[1:-1]])
     columns = verdict_table.COLUMNS
     head = (columns[0], columns[-1], *columns[1:-1])
     return table("Verdicts, the worst first", head, rows, 2, len(rows))

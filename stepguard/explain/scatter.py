@@ -246,14 +246,16 @@ class Pace:
         return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
     def is_clock(self, kinds: Sequence[str]) -> bool:
-        """Tell whether these classes moved with the clock."""
+        """Tell whether these classes moved with the clock. One alone did not."""
         ratios = [self.ratio(kind) for kind in kinds]
+        if len(ratios) < 2:
+            return False
         shift = abs(mean(ratios) - 1)
         alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
         # Classes that follow the pace to different degrees have different ratios. They moved with
         # the clock if hardly any of the shift is their own.
         shared = all(2 * abs(self._shifts.get(k, 0.0)) <= abs(self.ratio(k) - 1) for k in kinds)
-        return len(ratios) > 1 and (alike or shared)
+        return alike or shared
 
 
 def _kernel(match: Match) -> _Kernel | None:

@@ -310,17 +310,18 @@ class Driver:
     def _import_ahead(self) -> None:
         head = self._sides[HEAD]
         most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
-        wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
+        on_gpu, at_once = is_gpu(self._case.device), self._protocol.ahead
+        numbers, next_case = imports(self._state, on_gpu, at_once, most)
         ahead, environment = head.bench.ahead, head.bench.environment
-        if wanted.next_case and ahead.case:
+        if next_case and ahead.case:
             label = FIRST if self._beside else self._label_of(1, HEAD)
             specs = [side.spec(label, ahead.case) for side in self._sides]
             if not any(spec.launcher for spec in specs):  # a scheduler starts one job at a time
                 ahead.begin(specs, environment)
-        if wanted.numbers:
+        if numbers:
             specs = [
                 side.spec(self._label_of(number, tree))
-                for number in wanted.numbers
+                for number in numbers
                 for tree, side in enumerate(self._sides)
             ]
             self._ahead.begin(specs, environment)

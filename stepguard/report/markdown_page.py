@@ -112,7 +112,7 @@ def _code(text: str) -> str:
 
 def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
     """Yield the table, if anything was measured: columns that have a cell, worst cases first."""
-    rows = [row.cells for row in table.rows([result.verdict for result in document.results])]
+    rows = [cells for cells, _ in table.rows([result.verdict for result in document.results])]
     kept = [at for at in range(len(table.COLUMNS)) if any(row[at] for row in rows)]
     cells = [[table.COLUMNS[at] for at in kept], ["---"] * len(kept)]
     cells += [[markdown(row[at]) or "-" for at in kept] for row in rows]
