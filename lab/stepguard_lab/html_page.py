@@ -20,7 +20,6 @@ from stepguard.core.text import bounded, cut, first, printable_lines, short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
-from stepguard.report.verdict_text import HEADLINE
 from stepguard_lab import profile_sections, time_sections, work_sections
 from stepguard_lab.html_templates import MOST_TEXT, TEMPLATES
 from stepguard_lab.report_input import MeasuredCase, ReportedRun
@@ -110,9 +109,9 @@ def _run(
     verdicts = [case.verdict for case in order]
     outcome = document.outcome if document else outcome_of_run(verdicts)
     problems = [cut(one.sentence, MOST_TEXT) for one in document.problems] if document else []
-    why = [*(case.text.headline for case in failing), *problems, ""][0]
+    why = [*(case.text.headline for case in failing), *problems]
     return RunView(
-        title=verdict_table.title(outcome, verdicts, cut(why, HEADLINE)),
+        title=verdict_table.title(outcome, verdicts, why),
         outcome=outcome,
         facts=tuple(_facts(run)),
         base_changes=first(document.base_changes, LISTED) if document else [],

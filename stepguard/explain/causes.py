@@ -84,12 +84,12 @@ def _with_line(cause: Cause, operators: Sequence[Site]) -> Cause:
     origins = {_origin(site) for site in mine} - {""}
     if not cause.after.calls or len(names) != 1 or len(origins) != 1:
         return cause
-    for site in mine:
-        if site.phase != "backward":
-            return replace(cause, line=site)
-    place, _, function = origins.pop().partition(" in ")
-    file, _, line = place.rpartition(":")
-    return replace(cause, line=Site(mine[0].what, file, int(line), function))
+    line = next((site for site in mine if site.phase != "backward"), None)
+    if line is None:
+        place, _, function = origins.pop().partition(" in ")
+        file, _, number = place.rpartition(":")
+        line = Site(mine[0].what, file, int(number), function)
+    return replace(cause, line=line)
 
 
 def _origin(site: Site) -> str:

@@ -19,12 +19,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.permission import Permission
-from stepguard.core.reason_sentences import (
-    Failed,
-    Missing,
-    SlowSteps,
-    WorkMoved,
-)
+from stepguard.core.reason_sentences import Failed, Missing, SlowSteps, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
@@ -46,12 +41,7 @@ from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.pair_statistics import MOST_PAIRS
-from stepguard.judge.soundness import (
-    Refusal,
-    measurement_problem,
-    uncompared,
-    undecided_metrics,
-)
+from stepguard.judge.soundness import Refusal, measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.judge.time_rules import (
     CPU_LIMIT_PCT,

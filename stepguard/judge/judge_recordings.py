@@ -23,12 +23,7 @@ from stepguard.judge.comparable import (
 from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.soundness import (
-    Refusal,
-    measurement_problem,
-    uncompared,
-    undecided_metrics,
-)
+from stepguard.judge.soundness import Refusal, measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summarise_evidence import summarise
 
 

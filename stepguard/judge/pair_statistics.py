@@ -77,7 +77,6 @@ def level_share(alpha: float) -> float:
     return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
-@lru_cache
 def analysis_at(pairs: int) -> InterimAnalysis:
     """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
     reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)

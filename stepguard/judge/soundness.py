@@ -11,14 +11,7 @@ from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.margins import PRIOR
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.reason_sentences import (
-    ClockGap,
-    Failed,
-    Missing,
-    OfCase,
-    Undecided,
-    Unstable,
-)
+from stepguard.core.reason_sentences import ClockGap, Failed, Missing, OfCase, Undecided, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status

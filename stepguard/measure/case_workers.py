@@ -35,9 +35,9 @@ from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
     fingerprint_of,
+    of_profiles,
     refuse_differing_ranks,
     refuse_other_gpus,
-    with_profiles,
 )
 
 
@@ -320,7 +320,7 @@ class CaseWorkers:
         times_us = times_as_counted(profile, profile)  # empty if it is not whole
         if times_us:
             known = [with_machine_code_of(self.counts.profile, one) for one in profiles]
-            self.counts = with_profiles(self.counts, known)
+            self.counts = replace(self.counts, **of_profiles(known))
         return times_us
 
     @property

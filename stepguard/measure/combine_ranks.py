@@ -129,10 +129,10 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
     return [of_all(counts) for counts in counted]
 
 
-def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
-    """Return the counts with each rank's profile in place of those from before the warm-up."""
+def of_profiles(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """Return the fields of Counts that come of profiles: their mean, and each rank's parts."""
     parts = tuple(profile.parts for profile in profiles) if len(profiles) > 1 else ()
-    return replace(counts, profile=over_ranks(profiles), parts_by_rank=parts)
+    return {"profile": over_ranks(profiles), "parts_by_rank": parts}
 
 
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
@@ -148,8 +148,7 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)
         return {"profile_problem": next(filter(None, problems), "")}
-    known = with_profiles(Counts({}), profiles)
-    return {"profile": known.profile, "parts_by_rank": known.parts_by_rank}
+    return of_profiles(profiles)
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:

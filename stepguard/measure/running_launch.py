@@ -15,11 +15,7 @@ from stepguard.core.reasons import Reason
 from stepguard.judge.count_again import with_count
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.combine_ranks import (
-    Answers,
-    counts_of,
-    without_eager,
-)
+from stepguard.measure.combine_ranks import Answers, counts_of, without_eager
 from stepguard.measure.warm_up import Protocol, WarmUp
 
 COMPILE_LIMIT_S = 600.0

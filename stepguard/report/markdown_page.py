@@ -12,9 +12,9 @@ from msgspec import structs
 
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
-from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import HEADLINE, block, is_news, reference
+from stepguard.report.verdict_text import block, is_news, reference
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -84,7 +84,7 @@ def title(document: RunDocument) -> str:
     """Return how a run ended, its worst case's headline, and how many there are of each verdict."""
     verdicts = [result.verdict for result in document.results]
     why = [one.text.headline for one in document.failing] or [p.sentence for p in document.problems]
-    return table.title(document.outcome, verdicts, cut(why[0], HEADLINE) if why else "")
+    return table.title(document.outcome, verdicts, why)
 
 
 def facts(document: RunDocument) -> Iterator[tuple[str, str]]:

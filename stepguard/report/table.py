@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Outcome, Status
+from stepguard.core.text import cut
 from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.report.verdict_text import HEADLINE
 
 COLUMNS = (
     "case",
@@ -144,7 +146,8 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{number} {word}" for word, number in numbers.items())
 
 
-def title(outcome: Outcome, verdicts: Sequence[Verdict], cause: str = "") -> str:
-    """Return a run's outcome, its cause and the count of each verdict, as pages begin."""
-    said = [cause, counts(verdicts) or "nothing was measured"]
+def title(outcome: Outcome, verdicts: Sequence[Verdict], causes: Sequence[str]) -> str:
+    """Return a run's outcome, its first cause and the count of each verdict, as pages begin."""
+    first = [cut(cause, HEADLINE) for cause in causes[:1]]
+    said = [*first, counts(verdicts) or "nothing was measured"]
     return f"Performance {outcome}: {'; '.join(filter(None, said))}"

@@ -224,9 +224,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
     if metric.noise_pct is not None and not in_pairs:
-        difference = row.kind == "difference"
-        noise = "95 % interval over pairs +-" if difference else "standard error over launches"
-        lines.append(f"    {noise} {metric.noise_pct:.2f} %")
+        lines.append(f"    95 % interval over pairs +- {metric.noise_pct:.2f} %")
     return lines
 
 
