@@ -27,7 +27,7 @@ from stepguard.core.profile import (
 )
 from stepguard.core.site import Site
 from stepguard.explain.match_kernels import How, Match, match, rows_of
-from stepguard.explain.scatter import Pace, Scatter, Term, Usual
+from stepguard.explain.scatter import PACE, PART, Pace, Scatter, Term
 from stepguard.trace.kernel_classes import operator_in
 
 LOST_AT_MOST = 0.05  # share of the launches
@@ -247,7 +247,7 @@ def _other_terms(
 def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
     sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
     # The overlap is a difference between sums of kernels, so it scatters as little as kernels do.
-    usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
+    usual = PACE if kind == Kind.OVERLAP else PART
     term = Term(str(kind), before, after, usual, size=size)
     return term, Cause(kind, term.change_us, str(kind), "", "", *sides)
 
@@ -262,7 +262,7 @@ def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]
             f"idle: {cause}",
             old.us if old else (0.0,) * before.steps,
             new.us if new else (0.0,) * after.steps,
-            Usual.PART,
+            PART,
         )
         sides = _idle_side(old), _idle_side(new)
         yield term, Cause(Kind.IDLE, term.change_us, call or cause, "", place, *sides)
