@@ -97,6 +97,10 @@ class Recording(DocumentPart, frozen=True, kw_only=True):
         """Return ``by_rank``; empty if the recording has none."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
+    def of_ranks(self, metric: str, ranks: int) -> list[int]:
+        """Return a counter's count of each of so many ranks, which may all count the same."""
+        return self.differing_ranks().get(metric) or [self.counters[metric]] * ranks
+
     def operator_sites(self) -> list[Site]:
         """Return where the eager step calls its operators. A baseline has no line numbers."""
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
@@ -132,33 +136,38 @@ def on_same_steps(*recordings: Recording) -> list[Recording]:
 
 def _on_steps(recording: Recording, lengths: Mapping[str, int]) -> Recording:
     lists, counters = recording.differing_steps(), recording.counters
-    alike = lengths.keys() & counters.keys() - lists.keys()
+    alike = {name: lengths[name] for name in lengths.keys() & counters.keys() - lists.keys()}
     if not alike:
         return recording
-    fields: dict[str, Any] = {
-        "lists": lists | {metric: [counters[metric]] * lengths[metric] for metric in alike}
-    }
-    fields |= {
-        field: {
-            metric: of_steps(figure, lengths[metric]) if metric in alike else figure
-            for metric, figure in (getattr(recording, field) or {}).items()
-        }
-        for field in ("counters", "detail", "sites", "by_rank")
-        if getattr(recording, field) is not msgspec.UNSET
-    }
+    fields = together(recording, ("counters", "detail", "sites", "by_rank"), alike)
+    fields["lists"] = lists | {name: [counters[name]] * steps for name, steps in alike.items()}
     if OPERATORS in alike and recording.operators:
-        fields["operators"] = of_steps(recording.operators, lengths[OPERATORS])
+        fields["operators"] = _of_steps(recording.operators, alike[OPERATORS])
     return msgspec.structs.replace(recording, **fields)
 
 
-def of_steps(figure: Any, steps: int) -> Any:
+def together(counted: object, tables: Iterable[str], alike: Mapping[str, int]) -> dict[str, Any]:
+    """Return these tables of what was counted. A metric whose steps are ``alike`` has the counts of
+    so many steps together.
+    """
+    return {
+        table: {
+            name: _of_steps(figure, alike[name]) if name in alike else figure
+            for name, figure in getattr(counted, table).items()
+        }
+        for table in tables
+        if getattr(counted, table) is not msgspec.UNSET
+    }
+
+
+def _of_steps(figure: Any, steps: int) -> Any:
     """Return a count, or the counts of parts, ranks or sites, of so many equal steps together."""
     if isinstance(figure, Mapping):
-        return {name: of_steps(each, steps) for name, each in figure.items()}
+        return {name: _of_steps(each, steps) for name, each in figure.items()}
     if isinstance(figure, Site):
         return msgspec.structs.replace(figure, count=figure.count * steps)
     if isinstance(figure, Sequence):
-        return [of_steps(each, steps) for each in figure]
+        return [_of_steps(each, steps) for each in figure]
     return figure * steps
 
 

@@ -102,21 +102,16 @@ def _level(times_ms: Sequence[float]) -> float:
     return fmean(map(math.log, times_ms))
 
 
-def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
-    """Return a difference in percent of a step, as the recordings' mean; None without one."""
-    known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
-    return fmean(known) if known else None
-
-
 def _compare_difference(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
     """Judge a difference in percentage points of a step: a ratio to zero does not exist."""
-    difference, old = now.differences_pct[metric], recorded_difference_pct(metric, past)
-    if old is None:
-        return _not_recorded(metric, difference.mean, gated)
-    moved, limit = difference.mean - old, DIFFERENCE_LIMIT_PCT
-    noise, new = difference.half_width, difference.mean
+    known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
+    new, noise = now.differences_pct[metric].mean, now.differences_pct[metric].half_width
+    if not known:
+        return _not_recorded(metric, new, gated)
+    old, limit = fmean(known), DIFFERENCE_LIMIT_PCT
+    moved = new - old
     said = _against_limit(moved, limit, noise)
     return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
@@ -178,12 +173,9 @@ def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
         for site in now.sites[metric]
     ]
     count, ranks = now.counters[metric] + calls, now.by_rank
-    old, new = (side.differing_ranks().get(metric) for side in (past, now))
-    if several := len(old or new or ()):  # which ranks make these calls is not known
-        before, after = (
-            each or [side.counters[metric]] * several for each, side in ((old, past), (new, now))
-        )
-        both = zip(before, after, strict=True)
+    several = max(len(side.differing_ranks().get(metric, ())) for side in (past, now))
+    if several:  # which ranks make these calls is not known
+        both = zip(past.of_ranks(metric, several), now.of_ranks(metric, several), strict=True)
         raised = [max(n, min(then, n + calls)) for then, n in both]
         count, ranks = max(raised), now.differing_ranks() | {metric: raised}
     return replace(
@@ -261,11 +253,11 @@ def _compare_ranks(
     and both counts of each rank that fails. ``old``, ``new`` and ``said`` are the busiest rank's.
     """
     busiest = MetricVerdict(metric, *said, old, new)
-    by_rank, recorded = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
-    ranks = len(by_rank or recorded or ())
+    recorded = _recorded_ranks(metric, past)
+    ranks = len(now.differing_ranks().get(metric) or recorded or ())
     if not ranks:  # one rank, or ranks that are all alike, now and in the recording
         return busiest, (), []
-    counts = [*zip(recorded or [old] * ranks, by_rank or [new] * ranks, strict=True)]
+    counts = [*zip(recorded or [old] * ranks, now.of_ranks(metric, ranks), strict=True)]
     each = [MetricVerdict(metric, *_judge_count(metric, *both), *both) for both in counts]
     worst = min(each, key=lambda count: count.status.rank)
     # Among equally bad ranks the busiest is shown, since the counter's value is its count.
@@ -285,14 +277,10 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
     rise a little. None if no recording has ranks that differ.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
-    each = [recording.differing_ranks().get(metric) for recording in known]
-    ranks = max((len(counts) for counts in each if counts), default=0)
+    ranks = max((len(one.differing_ranks().get(metric, ())) for one in known), default=0)
     if not ranks:
         return None
-    whole = [
-        counts or [recording.counters[metric]] * ranks
-        for counts, recording in zip(each, known, strict=True)
-    ]
+    whole = [recording.of_ranks(metric, ranks) for recording in known]
     lowest = [min(counts) for counts in zip(*whole, strict=True)]
     return lowest if METRICS[metric].tolerant else whole[-1]
 

@@ -20,7 +20,7 @@ from stepguard.core.fingerprint import Fingerprint, steers
 from stepguard.core.metrics import METRICS, OPERATORS, PEAK
 from stepguard.core.profile import Profile, StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import of_steps
+from stepguard.core.recording import together
 from stepguard.core.replies import Prepared
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
@@ -115,15 +115,10 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
     lengths.pop(PEAK, None)
 
     def of_all(counts: Counts) -> Counts:
-        alike = lengths.keys() & counts.values.keys() - counts.lists.keys()
-        lists = {name: (counts.values[name],) * lengths[name] for name in alike}
-        fields: dict[str, Any] = {
-            field: {
-                name: of_steps(figure, lengths[name]) if name in alike else figure
-                for name, figure in getattr(counts, field).items()
-            }
-            for field in ("values", "detail", "sites")
-        }
+        equal = lengths.keys() & counts.values.keys() - counts.lists.keys()
+        alike = {name: lengths[name] for name in equal}
+        lists = {name: (counts.values[name],) * steps for name, steps in alike.items()}
+        fields = together(counts, ("values", "detail", "sites"), alike)
         return replace(counts, **fields, lists=counts.lists | lists)
 
     return [of_all(counts) for counts in counted]

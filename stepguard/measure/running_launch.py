@@ -12,7 +12,7 @@ from typing import Any
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.metrics import SYNCS
 from stepguard.core.reasons import Reason
-from stepguard.judge.count_again import with_count
+from stepguard.judge.count_again import with_counts
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.combine_ranks import Answers, counts_of, without_eager
@@ -220,7 +220,7 @@ class RunningLaunch:
         if self._counted and not self.ended and counts and counts.values.get(SYNCS):
             self.show("count: lines of host syncs")
             located = counts_of(self.ask("locate"), 0.0)
-            self.workers.counts = with_count(counts, SYNCS, located)
+            self.workers.counts = with_counts(counts, {SYNCS: located})
 
     def profile(self, lead: int) -> None:
         """Run ``lead`` untimed steps, and profile a few."""

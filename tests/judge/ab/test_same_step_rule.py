@@ -133,9 +133,8 @@ def test_nothing_counted_or_no_gpu():
 def test_no_counter_takes_part(counts):
     """A phase's peak of 4 bytes more, or a count within its slack, makes no other step."""
     found = pairs(0.0, **counts)
-    assert judge(Question(pairs=found)).reason is Reason.IDENTICAL_STEP and not wants_another_pair(
-        found
-    )
+    assert judge(Question(pairs=found)).reason is Reason.IDENTICAL_STEP
+    assert not wants_another_pair(found)
 
 
 def test_why_one_pair_was_not_enough_is_said():
