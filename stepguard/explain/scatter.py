@@ -157,7 +157,6 @@ class Pace:
             )
         self._shifts = self._class_shifts(same)
         self._kinds = grouped(matches, lambda match: match.rows[0].kind)
-        self._steady = {id(match): self._at_class_pace(match) for match in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
         weights = np.array([kernel.us for kernel in kernels.values()])
@@ -198,9 +197,6 @@ class Pace:
 
     def steady(self, match: Match) -> tuple[Series, Series]:
         """Return a match's us in each step on both sides, at the pace of its phase and class."""
-        return self._steady[id(match)]
-
-    def _at_class_pace(self, match: Match) -> tuple[Series, Series]:
         before, after = self._at_pace(match)
         after = after * np.exp(-self._shifts.get(match.rows[0].kind, 0.0))
         return tuple(before.tolist()), tuple(after.tolist())
