@@ -32,10 +32,8 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
-        if risen := _risen(evidence, now, entry, problem):
-            return risen
-        shown = evidence.launches
-        return _refused(evidence, problem, now if shown else None)
+        risen = _risen(evidence, now, entry, problem)
+        return risen or _refused(evidence, problem, now if evidence.launches else None)
     past, refused = _past(evidence, now, entry, path)
     if refused:
         return _refused(evidence, refused, now)

@@ -168,8 +168,9 @@ def settled(findings: Findings, answer: Answer | None) -> Findings:
     if refused and refused.reason in (Reason.WORK_MOVED, Reason.UNDECIDED):
         return replace(findings, whole=refused)
     # A time that a waiver covers passes as it is, whether the code or the machine changed it.
+    covered = {metric.metric for metric in findings.permitted()[0] if metric.waived_until}
     metrics = tuple(
-        _answered(metric, asked) if _is_alarm(metric) and not findings.covers(metric) else metric
+        _answered(metric, asked) if _is_alarm(metric) and metric.metric not in covered else metric
         for metric in findings.metrics
     )
     # The pairs' profiles were taken now and on this machine, unlike a recording's.

@@ -238,15 +238,13 @@ def described(permission: Permission) -> str:
 
 def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
     """Return the effect of each waiver of the case, a sentence each."""
-    return [_of_waiver(outcome, verdict, commands) for outcome in verdict.permissions]
-
-
-def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands) -> str:
-    metrics = {metric.metric: metric for metric in verdict.metrics}
-    effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
-    word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
-    here = "declared here, " if outcome.permission.commit else ""
-    return f"{here}{word}: {described(outcome.permission)}"
+    metrics, texts = {metric.metric: metric for metric in verdict.metrics}, []
+    for outcome in verdict.permissions:
+        effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
+        word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
+        here = "declared here, " if outcome.permission.commit else ""
+        texts.append(f"{here}{word}: {described(outcome.permission)}")
+    return texts
 
 
 def _effect(
