@@ -39,20 +39,15 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
         return _refused(evidence, refused, now)
     values = now.values()
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
+    libraries = ({Tag.LIBRARIES: one.libraries or {}} for one in (past[-1], now))
     asked = partial(compare, now=now, past=past, gates=gates, recorded=True, longer=kernels_moved)
     return Findings(
         evidence.case_id,
         with_fallen([asked(name) for name in METRICS if name in values]),
         recordings=len(past),
         explanation=why,
-        libraries=_other_libraries(now, past[-1]),
+        libraries=changed(comparable(*libraries)).text,
     )
-
-
-def _other_libraries(now: Recording, then: Recording) -> str:
-    """Return the libraries whose versions differ from the recording's, in words; empty if none."""
-    both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
-    return changed(comparable(*both)).text
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:

@@ -198,8 +198,9 @@ def by_kernels(comparison: Comparison) -> Decision | None:
     if status is Status.INCONCLUSIVE or contradicted or early:
         return None
     longer, high = (100 * math.expm1(one) for one in _in_step(found, comparison.log_ratios()))
-    said = partial(decision_of, comparison, found, status, Reason.CHANGED_KERNELS)
-    return said(estimate_pct=longer, high_pct=high)
+    return decision_of(
+        comparison, found, status, Reason.CHANGED_KERNELS, estimate_pct=longer, high_pct=high
+    )
 
 
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:

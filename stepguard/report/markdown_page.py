@@ -39,7 +39,8 @@ def page(
     the table, and has no next steps, since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
-    parts = [_verdict(document)]
+    run, _, said = title(document).partition(": ")
+    parts = [f"**{run}:** {markdown(said)}"]
     parts += _bulleted(document.base_changes, _EDITED.format(markdown(document.base)))
     parts += _bulleted(problems, "**The run itself is no pass:**")
     rows = "\n\n".join(_table(document, limit_bytes // 2))
@@ -73,11 +74,6 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
         yield part
     if left_out:
         yield f"{left_out} parts of this page are too long for it; the run's document has them."
-
-
-def _verdict(document: RunDocument) -> str:
-    run, _, said = title(document).partition(": ")
-    return f"**{run}:** {markdown(said)}"
 
 
 def title(document: RunDocument) -> str:
