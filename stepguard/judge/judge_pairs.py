@@ -99,13 +99,21 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
 
 
 def wants_another_pair(
-    comparison: Comparison, permissions: tuple[Permission, ...] = (), today: date = date.min
+    comparison: Comparison,
+    permissions: tuple[Permission, ...] = (),
+    today: date = date.min,
+    every: bool = False,
 ) -> bool:
-    """Tell whether another pair should be measured: it may decide, and no counter fails."""
+    """Tell whether another pair should be measured: it may decide, and no counter fails. ``every``:
+    it is wanted all the same, since pairs of a commit with itself show its noise.
+    """
     if comparison.pairs:
         decided = decision(comparison)
-        undecided = decided is not None and not decided.final
-        possible = undecided and refusal(comparison) is None
+        if decided is None or refusal(comparison):
+            return False
+        if every and JUDGED_TIME in comparison.head.gates:
+            return True
+        possible = not decided.final
     else:  # without a pair there are no launches, so only these two refusals can be known
         possible = not (_failed(comparison) or _other_work(comparison))
     return possible and not _fails_by_counters(comparison, permissions, today)
@@ -131,13 +139,6 @@ def _fails_by_counters(
 def _time_explains(comparison: Comparison) -> bool:
     """Tell whether pairs judge a GPU's time, which contains what amounts and prices cost."""
     return comparison.head.on_gpu and JUDGED_TIME in comparison.head.gates
-
-
-def wants_every_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair of a commit with itself is wanted: all show its noise."""
-    if not comparison.pairs or JUDGED_TIME not in comparison.head.gates:
-        return wants_another_pair(comparison)
-    return decision(comparison) is not None and refusal(comparison) is None
 
 
 def _failed(comparison: Comparison) -> Refusal | None:

@@ -37,7 +37,6 @@ from stepguard.judge.judge_pairs import (
     refusal,
     time_by_pairs,
     wants_another_pair,
-    wants_every_pair,
     why,
 )
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
@@ -128,13 +127,12 @@ def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
             return Need(counters=names, profiled=profiled)
         if names := doubtful_of_other(base, head):
             return Need(counters=names, of_base=True, profiled=profiled)
-    permitted = question.permissions, question.today
-    wanted = (
-        wants_every_pair(pairs) if question.everything else wants_another_pair(pairs, *permitted)
-    )
+    every = question.everything
+    permissions = () if every else question.permissions
+    wanted = wants_another_pair(pairs, permissions, question.today, every)
     if not wanted or pairs.pairs >= MOST_PAIRS:
         return NOTHING
-    return next_pair(pairs, question.everything)
+    return next_pair(pairs, every)
 
 
 def next_pair(pairs: Comparison, everything: bool = False) -> Need:
