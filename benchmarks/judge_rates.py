@@ -36,13 +36,14 @@ from stepguard.core.evidence import MOST_OF_MEDIAN, Block, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, bounds
-from stepguard.judge.rules.changed_kernels import (
+from stepguard.judge.time_rules import (
+    MOST_ALIKE,
     PROFILED_PAIRS,
     SAME_PAIRS,
     STEP_SDS,
+    WITHIN_PCT,
     unexplained_sds,
 )
-from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
@@ -107,7 +108,7 @@ def run(log_ratios: Sequence[float], alike: bool = False) -> tuple[Status, int]:
     for count in range(1, MOST_ALIKE + 1) if alike else ():
         if 100 * abs(fmean(log_ratios[:count])) <= WITHIN_PCT / math.sqrt(count):
             return Status.SAME, count
-    for look in SEQUENTIAL_PLAN:  # by bounds alone: decide() looks for more than a verdict
+    for look in SEQUENTIAL_PLAN:  # by bounds alone: by_plan() looks for more than a verdict
         found = bounds(log_ratios[: look.pairs])
         status = found.status(MARGINS)
         if status is not Status.INCONCLUSIVE or found.hopeless(MARGINS):

@@ -1,6 +1,6 @@
 """Read what benchmarks.kernel_pairs recorded, and judge it as the gate's rule does.
 
-The arithmetic is the judge's (stepguard/judge/kernel_times.py and judge/rules/changed_kernels.py).
+The arithmetic is the judge's (stepguard/judge/kernel_times.py and judge/time_rules.py).
 Here are only the recorded turns, side by side. Each turn is a profile of a launch.
 """
 
@@ -18,7 +18,7 @@ from stepguard.core.profile import KernelRow, Work, mean
 from stepguard.core.status import Status
 from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds
-from stepguard.judge.rules.changed_kernels import (
+from stepguard.judge.time_rules import (
     KERNEL_MARGINS,
     STEP_SDS,
     bounds_of,

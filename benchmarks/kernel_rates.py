@@ -49,7 +49,7 @@ from benchmarks.kernel_difference import (
 from benchmarks.shared import Document, about, binomial_bounds
 from benchmarks.single_pairs import single_pairs
 from stepguard.core.margins import ALPHA
-from stepguard.judge.rules.changed_kernels import LEAST_PAIRS, PROFILED_PAIRS
+from stepguard.judge.time_rules import LEAST_PAIRS, PROFILED_PAIRS
 
 SIZES_PCT = (0.05, 0.1, 0.2, 0.3)  # of a step, by which a kernel is made longer
 RECORDED = "recorded"  # the size of a plant

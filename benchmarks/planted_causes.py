@@ -25,10 +25,9 @@ from pathlib import Path
 from benchmarks import power
 from benchmarks.changes import GRAPH_BREAK, PAGEABLE, SYNC
 from benchmarks.shared import GPT, ROOT, WORKLOADS, Change
-from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import Comparison, Question
 from stepguard.core.evidence import Block, Evidence, Launch, from_json
 from stepguard.core.profile import Profile, mean
-from stepguard.core.question import Question
 from stepguard.explain.causes import explain
 from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import headline

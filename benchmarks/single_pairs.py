@@ -22,7 +22,7 @@ from benchmarks.kernel_difference import (
     step_differences_pct,
     times_of,
 )
-from stepguard.judge.rules.changed_kernels import EQUAL_SHARE, bounds_of
+from stepguard.judge.time_rules import EQUAL_SHARE, bounds_of
 
 SHARES_PCT = (10, 50)  # of a step, that the kernels of a random set take
 SETS = 200  # of random kernels, of each kind

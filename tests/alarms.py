@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import date
 
-from stepguard.core.question import Answer
+from stepguard.core.comparison import Answer
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_recordings import screen
 from stepguard.judge.rule_book import alarm_of, settled
@@ -51,7 +51,7 @@ def ended(verdict, answer=None):
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
     """The verdict under these permissions."""
     found = findings_of(verdict, measurement_problem(evidence))
-    return verdict_of(found.under(permissions, today))
+    return verdict_of(replace(found, permissions=tuple(permissions), today=today))
 
 
 def of_metrics(verdict, metrics):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Evidence
-from stepguard.core.question import Question
 from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import scheduler
 from stepguard.launch.torchrun import LaunchSpec

@@ -32,9 +32,7 @@ from stepguard.judge.compare_metric import OTHER_CARD_PCT, OWN_CARD_PCT
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.kernel_times import LEAST_SCATTER_PCT, SCATTER_SHARES
 from stepguard.judge.pair_statistics import RUN_ALPHA, SEQUENTIAL_PLAN
-from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, LARGE_PCT
-from stepguard.judge.rules.on_cpu import SLOWER_TIMES
-from stepguard.judge.rules.same_step import WITHIN_PCT
+from stepguard.judge.time_rules import KERNEL_MARGINS, LARGE_PCT, SLOWER_TIMES, WITHIN_PCT
 from stepguard.judge.waiver_rules import MAX_DAYS, MAX_PCT
 from stepguard.measure.warm_up import PAIR_PROTOCOLS
 from stepguard_lab.change_points import LEAST_CHANGE_PCT, LEAST_POINTS, LEAST_SERIES

@@ -20,7 +20,6 @@ from stepguard.core.text import bounded, cut, first, printable_lines, short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
-from stepguard.report.verdict_text import HEADLINE
 from stepguard_lab import profile_sections, time_sections, work_sections
 from stepguard_lab.html_templates import MOST_TEXT, TEMPLATES
 from stepguard_lab.report_input import MeasuredCase, ReportedRun
@@ -110,9 +109,9 @@ def _run(
     verdicts = [case.verdict for case in order]
     outcome = document.outcome if document else outcome_of_run(verdicts)
     problems = [cut(one.sentence, MOST_TEXT) for one in document.problems] if document else []
-    why = [*(case.text.headline for case in failing), *problems, ""][0]
+    why = [*(case.text.headline for case in failing), *problems]
     return RunView(
-        title=verdict_table.title(outcome, verdicts, cut(why, HEADLINE)),
+        title=verdict_table.title(outcome, verdicts, why),
         outcome=outcome,
         facts=tuple(_facts(run)),
         base_changes=first(document.base_changes, LISTED) if document else [],
@@ -136,12 +135,12 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
 def _overview(cases: Sequence[MeasuredCase], views: Sequence[CaseView]) -> tuple[Table, ...]:
     """Return the table of verdicts, the worst first, each case a link to its part."""
     rows: list[list[str | Cell]] = []
-    for row, case, view in zip(
+    for (cells, _), case, view in zip(
         verdict_table.rows([case.verdict for case in cases]), cases, views, strict=True
     ):
-        link = Cell(cut(row.cells[0], NAME_CHARACTERS), f"#{view.anchor}")
-        verdict = Cell(row.cells[-1], css=case.verdict.outcome)
-        rows.append([link, verdict, *row.cells[1:-1]])
+        link = Cell(cut(cells[0], NAME_CHARACTERS), f"#{view.anchor}")
+        verdict = Cell(cells[-1], css=case.verdict.outcome)
+        rows.append([link, verdict, *cells[1:-1]])
     columns = verdict_table.COLUMNS
     head = (columns[0], columns[-1], *columns[1:-1])
     return table("Verdicts, the worst first", head, rows, 2, len(rows))

@@ -6,8 +6,8 @@ from builders import CASE, CASE_ID, entry, evidence, recording, replace
 from comparisons import simulated
 from run_documents import COMMIT, measured, run_document
 
+from stepguard.core.comparison import Question
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
-from stepguard.core.question import Question
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.judge.rule_book import judge

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_documents import COMMIT, measured, run_document
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import to_json
-from stepguard.core.question import Question
 from stepguard.judge.rule_book import judge
 from stepguard.report.document_json import as_json
 from stepguard.report.verdict_text import page_of

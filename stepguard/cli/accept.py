@@ -24,7 +24,7 @@ from stepguard.core.text import printable, short_hash
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.metric_list import accepted_line, moves
-from stepguard.report.permission_text import of_waivers
+from stepguard.report.metric_notes import of_waivers
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import Answer, Comparison, Question
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
-from stepguard.core.question import Answer, Question
 from stepguard.core.reason_sentences import no_folder
 from stepguard.core.recording import Entry
 from stepguard.core.text import printable

@@ -23,7 +23,7 @@ from stepguard.judge.guard import Base, expected, guard
 from stepguard.machine.git.resolve import files_at
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
-from stepguard.report.permission_text import described
+from stepguard.report.metric_notes import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document

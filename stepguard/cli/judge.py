@@ -25,7 +25,7 @@ from stepguard.core.text import short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
-from stepguard.report.permission_text import of_waivers
+from stepguard.report.metric_notes import of_waivers
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waiver_file import load_waivers, today, unknown

@@ -19,7 +19,7 @@ from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.core.permission import Permission
 from stepguard.judge.waiver_rules import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git
-from stepguard.report.permission_text import described
+from stepguard.report.metric_notes import described
 from stepguard.report.verdict_text import headline
 from stepguard.storage.kept_runs import Store, last_measured
 from stepguard.storage.waiver_file import (

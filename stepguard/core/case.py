@@ -154,7 +154,7 @@ class Case:
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
             if not METRICS[gate].exists(*where):
                 raise ValueError(
-                    f"Case.gates {gate!r}: only {METRICS[gate].scope.value} has this metric; "
+                    f"Case.gates {gate!r}: only {METRICS[gate].scope} has this metric; "
                     f"{self.id} has world_size {self.world_size} and device {self.device!r}"
                 )
         return gates or tuple(g for g in default_gates(*where) if not (untold and g == TOKENS))

@@ -1,13 +1,18 @@
-"""An A/B comparison: one case, measured in pairs in two trees on one machine."""
+"""What is asked of the judge: evidence of a case beside its recordings, or an A/B comparison, for
+which the case was measured in pairs in two trees on one machine.
+"""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 
 from stepguard.core.case import Case
 from stepguard.core.evidence import Evidence, Launch, decode, problems
 from stepguard.core.margins import ALPHA, Margins, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.permission import Permission
+from stepguard.core.recording import Entry
 from stepguard.core.text import revision
 
 SCHEMA = 2
@@ -75,6 +80,35 @@ class Comparison:
     def paired_launches(self) -> list[tuple[Launch, Launch]]:
         """Return each complete pair's launches, of HEAD and of the base."""
         return list(zip(self.head.launches, self.base.launches, strict=False))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run learned about an alarm: pairs of HEAD and a commit, or why there are none."""
+
+    commit: str = ""  # the commit, and how it was chosen
+    pairs: Comparison | None = None
+    own: bool = True  # whether it is the recording's own commit, and not a substitute
+    same_code: bool = False  # HEAD is that commit: only the machine can differ
+    failed: str = ""  # why there are no pairs
+
+
+@dataclass(frozen=True)
+class Question:
+    """A case so far, all that the judge may look at. ``now`` is compared with recordings. With
+    ``pairs`` another tree judges, and ``now`` is None.
+    """
+
+    now: Evidence | None = None
+    entry: Entry | None = None  # the case's baseline; None if it has none
+    path: str = ""  # the file that should have it
+    own: Entry | None = None  # the tree's own baseline, if another branch's judges
+    pairs: Comparison | None = None
+    answer: Answer | None = None  # to an alarm of recordings
+    permissions: tuple[Permission, ...] = ()
+    today: date = date.min
+    # All that is planned is wanted: the run is recorded, or a commit is compared with itself.
+    everything: bool = False
 
 
 def other_side(rev: str, python: str) -> str:

@@ -18,10 +18,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS
 from stepguard.core.profile import LONGEST_US, Parts, Profile, StepIdentity
-from stepguard.core.reason_sentences import (
-    ClockGap,
-    Missing,
-)
+from stepguard.core.reason_sentences import ClockGap, Missing
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stepguard.core.profile import MachineCode, Work
 from stepguard.core.site import Site
+from stepguard.core.strict_json import DocumentPart
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes
@@ -27,7 +28,7 @@ class Unlike(StrEnum):
     FOREIGN = "foreign"
 
 
-class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Refused(DocumentPart, frozen=True):
     """One reason, with the values of both sides."""
 
     reason: Unlike
@@ -52,7 +53,7 @@ class Kind(StrEnum):
     OVERLAP = "overlap"  # kernels run beside each other more, or less
 
 
-class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Side(DocumentPart, frozen=True):
     """What a cause consists of on one side."""
 
     names: tuple[str, ...]  # kernels, the longest first
@@ -65,7 +66,7 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine_code: MachineCode | msgspec.UnsetType = msgspec.UNSET
 
 
-class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Cause(DocumentPart, frozen=True):
     """One term of the difference."""
 
     kind: Kind
@@ -83,7 +84,7 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Causes = Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)]
 
 
-class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Explanation(DocumentPart, frozen=True):
     """Why ``after`` takes longer than ``before``. The causes are sorted by their time."""
 
     refused: tuple[Refused, ...]

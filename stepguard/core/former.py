@@ -129,7 +129,11 @@ def without(raw: Any, inside: str = "") -> Any:
     """Return plain data without former metrics, gates and fields. ``inside`` is its field."""
     if isinstance(raw, dict):
         if said := FIGURES.get(raw.get("type")):
-            figures = [f"{name} {value}" for name, value in raw.items() if _is_figure(name, value)]
+            figures = [
+                f"{name} {value}"
+                for name, value in raw.items()
+                if name not in ("type", *_ABOUT) and isinstance(value, str | int | float)
+            ]
             message = f"{said}: {', '.join(figures)}" if figures else said
             about = {name: raw[name] for name in _ABOUT if name in raw}
             return {"type": "Said", "message": message} | about
@@ -144,10 +148,6 @@ def without(raw: Any, inside: str = "") -> Any:
         gone = gates_of(gate for gate in raw if isinstance(gate, str))
         return [gate for gate in raw if gate not in gone]
     return [without(row, inside) for row in raw if not _is_of_former_metric(row)]
-
-
-def _is_figure(name: str, value: object) -> bool:
-    return name not in ("type", *_ABOUT) and isinstance(value, str | int | float)
 
 
 def _is_of_former_metric(row: Any) -> bool:

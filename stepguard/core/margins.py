@@ -40,10 +40,6 @@ class Margins:
         """Return the matter margin as a log-ratio."""
         return math.log1p(self.matter_pct / 100)
 
-    def wider(self, other: "Margins") -> bool:
-        """Tell whether either margin is larger than the other's."""
-        return self.ignore_pct > other.ignore_pct or self.matter_pct > other.matter_pct
-
 
 @dataclass(frozen=True)
 class Prior:

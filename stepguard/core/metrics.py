@@ -12,7 +12,6 @@ differences. docs/method.md says what each metric counts.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Literal
 
@@ -43,18 +42,12 @@ FP64 = "fp64_kernels"
 OF_KERNELS = (SPILLS, FP64)  # of the kernels that the compiler generated
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "waste", "price", "amount", ""]
-
-
-class Scope(Enum):
-    """The cases that have a metric."""
-
-    ANY = "any case"
-    GPU = "a case on a GPU"
-    CPU = "a case on a CPU"
-    SEVERAL_RANKS = "a case of several ranks"
-    # On a CPU the profile shows only frees of the profiling thread. In a process group the threads
-    # of gloo free tensors, too.
-    EXACT_MEMORY = "a case on a GPU, or of one rank without torchrun on a CPU,"
+# The cases that have a metric, in words.
+_GPU, _CPU = "a case on a GPU", "a case on a CPU"
+_SEVERAL = "a case of several ranks"
+# On a CPU the profile shows only frees of the profiling thread. In a process group the threads of
+# gloo free tensors, too.
+_EXACT = "a case on a GPU, or of one rank without torchrun on a CPU,"
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Metric:
 
     name: str
     unit: str
-    scope: Scope = Scope.ANY  # the cases that have it
+    scope: str = ""  # the cases that have it; empty: any case
     kind: Kind = "information"
     role: Role = ""  # of a counter
     digits: int = 0
@@ -90,17 +83,9 @@ class Metric:
     def exists(self, device: str, world_size: int, in_group: bool = False) -> bool:
         """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
         gpu, several = is_gpu(device), world_size > 1
-        match self.scope:
-            case Scope.ANY:
-                return True
-            case Scope.GPU:
-                return gpu
-            case Scope.CPU:
-                return not gpu
-            case Scope.SEVERAL_RANKS:
-                return several
-            case Scope.EXACT_MEMORY:
-                return gpu or not (several or in_group)
+        exact = gpu or not (several or in_group)
+        has_it = {_GPU: gpu, _CPU: not gpu, _SEVERAL: several, _EXACT: exact}
+        return has_it.get(self.scope, True)
 
 
 _time = partial(Metric, kind="time", digits=3)
@@ -111,7 +96,6 @@ _amount = partial(Metric, kind="counter", role="amount")
 _difference = partial(Metric, kind="difference", digits=2)
 _information = partial(Metric, kind="information", digits=3)
 
-_GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
 # Counters stand in the order of a report: causes come before their effects. A sync is also an
 # operator, so it comes before the operators. Memory that is kept usually comes with an operator,
 # and comes before it. Operators cause launches, FLOPs and bytes.
@@ -121,7 +105,7 @@ _TABLE = (
     _waste(
         CANDIDATES,
         "calls",
-        Scope.CPU,
+        _CPU,
         eager=True,
         unwanted="{} calls a step that would wait on a GPU",
     ),
@@ -206,16 +190,6 @@ UNWANTED = {metric.name: metric.unwanted for metric in _TABLE if metric.unwanted
 # The only time that is judged: all that costs time moves the mean, which has half the noise of the
 # median.
 JUDGED_TIME = "step_ms"
-
-
-def not_gateable(metric: str) -> str:
-    """Return why a case cannot gate this name."""
-    # Imported here so that a project without cases, whose plugins import this module, does not pay
-    # for it.
-    from stepguard.core.text import meant
-
-    hint = meant(metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
-    return f"{metric!r} is no metric that can be gated{hint}"
 
 
 def default_gates(device: str, world_size: int = 1, in_group: bool = False) -> tuple[str, ...]:

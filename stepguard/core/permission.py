@@ -5,10 +5,10 @@ Somebody answers for it and gives a reason. It is an entry of ``baselines/waiver
 from datetime import date
 from enum import StrEnum
 
-import msgspec
+from stepguard.core.strict_json import DocumentPart
 
 
-class Permission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Permission(DocumentPart, frozen=True, kw_only=True):
     """Permission for one metric to be worse. It has one of ``limit_pct`` and ``value``."""
 
     case: str
@@ -37,7 +37,7 @@ class Effect(StrEnum):
     EXCEEDED = "EXCEEDED"  # the metric is worse than allowed, or a counter of work is another
 
 
-class PermissionOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PermissionOutcome(DocumentPart, frozen=True):
     """A permission of a case, and its effect."""
 
     permission: Permission

@@ -88,6 +88,9 @@ class IdleRow:
     begin_us: float = 0.0  # time of the first gap in the file
 
 
+AnyRow = TypeVar("AnyRow", KernelRow, IdleRow)
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a step's time on the GPU, in us for each step. They add up to ``step_us``."""
@@ -169,18 +172,8 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     return replace(
         profiles[0],
         parts=Parts(*(mean_of([getattr(p.parts, name) for p in profiles]) for name in _PARTS)),
-        kernels=tuple(
-            replace(
-                rows[0], calls=mean_of([r.calls for r in rows]), us=mean_of([r.us for r in rows])
-            )
-            for rows in kernels.values()
-        ),
-        idle=tuple(
-            replace(
-                rows[0], count=mean_of([r.count for r in rows]), us=mean_of([r.us for r in rows])
-            )
-            for rows in idle.values()
-        ),
+        kernels=tuple(_as_one(rows, mean_of, "calls", "us") for rows in kernels.values()),
+        idle=tuple(_as_one(rows, mean_of, "count", "us") for rows in idle.values()),
         calls={
             name: mean_of([profile.calls[name] for profile in profiles if name in profile.calls])
             for name in sorted({name for profile in profiles for name in profile.calls})
@@ -192,10 +185,16 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
     """Return the rows with these values. Rows whose keys are then equal become one."""
-    return tuple(
-        replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
-        for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
-    )
+    by_key = grouped([replace(row, **alike) for row in rows], lambda row: row.key)
+    return tuple(_as_one(same, added, "calls", "us") for same in by_key.values())
+
+
+def _as_one(
+    rows: Sequence[AnyRow], of: Callable[[Sequence[Series]], Series], *figures: str
+) -> AnyRow:
+    """Return the first of these rows, with the figures of all of them together."""
+    together: dict[str, Any] = {name: of([getattr(r, name) for r in rows]) for name in figures}
+    return replace(rows[0], **together)
 
 
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:

@@ -8,14 +8,13 @@ import shlex
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from stepguard.core.margins import Margins
 from stepguard.core.site import Site
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.text import counted, listed
 
 
-class Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+class Sentence(DocumentPart, frozen=True, kw_only=True, tag=True):
     """The figures of one sentence. ``says`` is the sentence, with fields in it."""
 
     says: ClassVar[str]

@@ -16,6 +16,7 @@ from stepguard.core.metrics import METRICS, OPERATORS, PEAK
 from stepguard.core.profile import grouped, summed
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
+from stepguard.core.strict_json import DocumentPart
 
 SCHEMA = 1  # of a baseline file
 KEPT_RECORDINGS = 20  # in an epoch: the first of each software, and the newest ones
@@ -25,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordedDifference(DocumentPart, frozen=True, kw_only=True):
     """A difference of two variants of the step, in percent of a step."""
 
     mean: float
@@ -36,7 +37,7 @@ class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
 
 
-class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordedProfile(DocumentPart, frozen=True, kw_only=True):
     """A profile as a recording keeps it (stepguard/core/profile.py), with a line for each kernel:
 
     "backward": {"GEMM": {"nvjet_sm90_tst_256x128 2x66x1 384x1x1": [74, 35135, 34601, ...]}}
@@ -49,7 +50,7 @@ class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     idle: dict[str, dict[str, dict[str, ProfileRow]]]  # cause -> place -> CUDA call
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recording(DocumentPart, frozen=True, kw_only=True):
     """The figures of one evidence."""
 
     date: Text  # UTC, ISO 8601
@@ -96,6 +97,10 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return ``by_rank``; empty if the recording has none."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
+    def of_ranks(self, metric: str, ranks: int) -> list[int]:
+        """Return a counter's count of each of so many ranks, which may all count the same."""
+        return self.differing_ranks().get(metric) or [self.counters[metric]] * ranks
+
     def operator_sites(self) -> list[Site]:
         """Return where the eager step calls its operators. A baseline has no line numbers."""
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
@@ -131,33 +136,38 @@ def on_same_steps(*recordings: Recording) -> list[Recording]:
 
 def _on_steps(recording: Recording, lengths: Mapping[str, int]) -> Recording:
     lists, counters = recording.differing_steps(), recording.counters
-    alike = lengths.keys() & counters.keys() - lists.keys()
+    alike = {name: lengths[name] for name in lengths.keys() & counters.keys() - lists.keys()}
     if not alike:
         return recording
-    fields: dict[str, Any] = {
-        "lists": lists | {metric: [counters[metric]] * lengths[metric] for metric in alike}
-    }
-    fields |= {
-        field: {
-            metric: of_steps(figure, lengths[metric]) if metric in alike else figure
-            for metric, figure in (getattr(recording, field) or {}).items()
-        }
-        for field in ("counters", "detail", "sites", "by_rank")
-        if getattr(recording, field) is not msgspec.UNSET
-    }
+    fields = together(recording, ("counters", "detail", "sites", "by_rank"), alike)
+    fields["lists"] = lists | {name: [counters[name]] * steps for name, steps in alike.items()}
     if OPERATORS in alike and recording.operators:
-        fields["operators"] = of_steps(recording.operators, lengths[OPERATORS])
+        fields["operators"] = _of_steps(recording.operators, alike[OPERATORS])
     return msgspec.structs.replace(recording, **fields)
 
 
-def of_steps(figure: Any, steps: int) -> Any:
+def together(counted: object, tables: Iterable[str], alike: Mapping[str, int]) -> dict[str, Any]:
+    """Return these tables of what was counted. A metric whose steps are ``alike`` has the counts of
+    so many steps together.
+    """
+    return {
+        table: {
+            name: _of_steps(figure, alike[name]) if name in alike else figure
+            for name, figure in getattr(counted, table).items()
+        }
+        for table in tables
+        if getattr(counted, table) is not msgspec.UNSET
+    }
+
+
+def _of_steps(figure: Any, steps: int) -> Any:
     """Return a count, or the counts of parts, ranks or sites, of so many equal steps together."""
     if isinstance(figure, Mapping):
-        return {name: of_steps(each, steps) for name, each in figure.items()}
+        return {name: _of_steps(each, steps) for name, each in figure.items()}
     if isinstance(figure, Site):
         return msgspec.structs.replace(figure, count=figure.count * steps)
     if isinstance(figure, Sequence):
-        return [of_steps(each, steps) for each in figure]
+        return [_of_steps(each, steps) for each in figure]
     return figure * steps
 
 
@@ -202,16 +212,14 @@ def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
     return sites
 
 
-class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Epoch(DocumentPart, frozen=True, kw_only=True):
     """Recordings at one level, oldest first."""
 
     reason: Text
     recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
 
 
-class Entry(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Entry(DocumentPart, frozen=True, kw_only=True, omit_defaults=True):
     """A case's baseline: the parameters that it was measured with, and its epochs."""
 
     case: dict[str, Any]
@@ -253,7 +261,7 @@ class Entry(
         return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 
 
-class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineFile(DocumentPart, frozen=True, kw_only=True):
     """A whole file: the cases of one kind of machine."""
 
     schema: int

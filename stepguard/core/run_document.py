@@ -14,6 +14,7 @@ from stepguard.core.case import Scalar
 from stepguard.core.recording import Text
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.verdict import Verdict, outcome_of_run
 
 SCHEMA = 3
@@ -75,11 +76,7 @@ class ProblemCode(StrEnum):
         return cls.__members__.get(former.PROBLEMS.get(value, ""))
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the document."""
-
-
-class Problem(_Part, frozen=True):
+class Problem(DocumentPart, frozen=True):
     """Why the run does not pass, with what mends it."""
 
     code: ProblemCode
@@ -94,7 +91,7 @@ class Problem(_Part, frozen=True):
         return f"{self.case}: {self.text}" if self.case else self.text
 
 
-class CaseState(_Part, frozen=True, kw_only=True):
+class CaseState(DocumentPart, frozen=True, kw_only=True):
     """What became of a case, or of a test that takes ``perf`` and declares no case."""
 
     state: State
@@ -109,7 +106,7 @@ class CaseState(_Part, frozen=True, kw_only=True):
     guarded: bool = False  # this run had to measure it
 
 
-class Page(_Part, frozen=True, kw_only=True):
+class Page(DocumentPart, frozen=True, kw_only=True):
     """A verdict for readers, which report/ makes once: a headline, a place, blocks of lines."""
 
     headline: Text  # one line, cause first
@@ -122,21 +119,21 @@ class Page(_Part, frozen=True, kw_only=True):
     steps: list[str]  # what to do next, as typed
 
 
-class JudgedDocument(_Part, frozen=True, kw_only=True):
+class JudgedDocument(DocumentPart, frozen=True, kw_only=True):
     """A verdict on kept evidence."""
 
     verdict: Verdict
     text: Page
 
 
-class LaunchDocument(_Part, frozen=True, kw_only=True):
+class LaunchDocument(DocumentPart, frozen=True, kw_only=True):
     """A launch's times."""
 
     step_ms: float
     step_ms_median: float
 
 
-class ResultDocument(_Part, frozen=True, kw_only=True):
+class ResultDocument(DocumentPart, frozen=True, kw_only=True):
     """A case that was measured and judged."""
 
     case: Text
@@ -160,7 +157,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     environment: str | None = None
 
 
-class WaiverDocument(_Part, frozen=True, kw_only=True):
+class WaiverDocument(DocumentPart, frozen=True, kw_only=True):
     """A waiver and its effect: the name of an Effect; empty if its case was not judged."""
 
     case: Text
@@ -170,7 +167,7 @@ class WaiverDocument(_Part, frozen=True, kw_only=True):
     text: Text
 
 
-class GpuDocument(_Part, frozen=True, kw_only=True):
+class GpuDocument(DocumentPart, frozen=True, kw_only=True):
     """A GPU that the run could use."""
 
     name: Text
@@ -178,7 +175,7 @@ class GpuDocument(_Part, frozen=True, kw_only=True):
     driver: str
 
 
-class Options(_Part, frozen=True, kw_only=True):
+class Options(DocumentPart, frozen=True, kw_only=True):
     """The options of the run, by origin: the command line, PYTEST_ADDOPTS or settings."""
 
     arguments: list[str] = []
@@ -194,7 +191,7 @@ def describes_a_run(head: bytes) -> bool:
     return _HEADS.match(head) is not None
 
 
-class RunDocument(_Part, frozen=True, kw_only=True):
+class RunDocument(DocumentPart, frozen=True, kw_only=True):
     """A whole run."""
 
     schema: int

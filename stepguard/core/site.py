@@ -11,13 +11,14 @@ import msgspec
 from msgspec.structs import replace
 
 from stepguard.core.profile import grouped
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.text import cut
 
 INSTALLED = ("site-packages", "dist-packages")
 _LINE = re.compile(r":\d+ in ")
 
 
-class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Site(DocumentPart, frozen=True):
     """One place, and what happens there: calls a step, bytes, or compilations in all."""
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import msgspec
 
+from stepguard.core.strict_json import DocumentPart
+
 LOSS = "loss"
 WHOLE = "all gradients before the optimizer"
 GRADIENT = "gradient of "
@@ -26,7 +28,7 @@ Parts = Annotated[list[float | None], msgspec.Meta(min_length=1, max_length=len(
 Steps = Annotated[list[Parts], msgspec.Meta(min_length=1, max_length=8)]
 
 
-class StepNumbers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepNumbers(DocumentPart, frozen=True, kw_only=True):
     """The losses and norms of some steps."""
 
     # Each number's name, and of each step the norm of each part. Parameters are in the order of

@@ -17,6 +17,11 @@ import msgspec
 from stepguard.core import former
 from stepguard.core.text import cut
 
+
+class DocumentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a document: nobody changes it, and it has no field that nobody knows."""
+
+
 LARGEST = 1e60  # numbers are at most this large, so that products of a few stay finite
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")

@@ -34,13 +34,10 @@ from stepguard.core.reason_sentences import (
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.text import counted
 
 FARTHEST_PCT = 10_000.0  # an interval's end beyond it is shown as "more than" this
-
-
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a verdict. Rules return it and a run's document holds it."""
 
 
 class Confirmation(StrEnum):
@@ -62,7 +59,7 @@ class Joins(Enum):
     ANOTHER = "it is another level, which needs a reason"
 
 
-class Decision(_Data, frozen=True):
+class Decision(DocumentPart, frozen=True):
     """The decision on a time by its pairs, in percent of the base's time: positive is slower."""
 
     status: Status  # INCONCLUSIVE while more pairs are wanted
@@ -90,7 +87,7 @@ class Decision(_Data, frozen=True):
         return f"{self.estimate_pct:+.2f} {self.interval} over {counted(self.pairs, 'pair')}"
 
 
-class PairsFinding(_Data, frozen=True):
+class PairsFinding(DocumentPart, frozen=True):
     """A decision with all that it is based on."""
 
     decision: Decision
@@ -102,7 +99,7 @@ class PairsFinding(_Data, frozen=True):
     not_enough: str = ""  # why fewer pairs were not enough for `same`
 
 
-class NoComparison(_Data, frozen=True, tag=True):
+class NoComparison(DocumentPart, frozen=True, tag=True):
     """Why the pairs of HEAD and the recording's commit cannot be judged."""
 
     status: Status
@@ -115,7 +112,7 @@ class NoComparison(_Data, frozen=True, tag=True):
         return f"{self.status.value}, {self.figures.sentence}"
 
 
-class Confirmed(_Data, frozen=True):
+class Confirmed(DocumentPart, frozen=True):
     """The answer to an alarm of recordings, or why there is none."""
 
     outcome: Confirmation
@@ -126,7 +123,7 @@ class Confirmed(_Data, frozen=True):
     why: OfConfirmation | NoComparison | None = None
 
 
-class PartMove(_Data, frozen=True):
+class PartMove(DocumentPart, frozen=True):
     """A part of a counter that moved: an operator, a direction of copies, a collective."""
 
     name: str
@@ -134,7 +131,7 @@ class PartMove(_Data, frozen=True):
     new: int
 
 
-class MetricVerdict(_Data, frozen=True):
+class MetricVerdict(DocumentPart, frozen=True):
     """One metric of one case, compared."""
 
     metric: str
@@ -260,7 +257,7 @@ def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
     return next(iter(worst_first(metric for metric in metrics if metric.gated)), None)
 
 
-class Straggler(_Data, frozen=True):
+class Straggler(DocumentPart, frozen=True):
     """The rank that got slower than all others, without its waits for others."""
 
     rank: int
@@ -269,7 +266,7 @@ class Straggler(_Data, frozen=True):
     others_pct: float  # by how much the second slowest rank got slower
 
 
-class Verdict(_Data, frozen=True):
+class Verdict(DocumentPart, frozen=True):
     """A case's verdict: that of its worst gated metric, or of the case as a whole."""
 
     case_id: str

@@ -27,7 +27,7 @@ from stepguard.core.profile import (
 )
 from stepguard.core.site import Site
 from stepguard.explain.match_kernels import How, Match, match, rows_of
-from stepguard.explain.scatter import Pace, Scatter, Term, Usual
+from stepguard.explain.scatter import PACE, PART, Pace, Scatter, Term
 from stepguard.trace.kernel_classes import operator_in
 
 LOST_AT_MOST = 0.05  # share of the launches
@@ -55,12 +55,13 @@ def explain(
     matches = match(*_comparable(before, after))
     pace = Pace(matches, (before.steps, after.steps))
     terms = [*_kernel_terms(matches, pace, judged), *_other_terms(before, after, matches, pace)]
-    classes = list(pace.terms())
+    paces = list(_pace_terms(pace))
     step_us = min(mean(before.parts.step_us), mean(after.parts.step_us))
-    scatter = Scatter([term for term, _ in terms] + [term for _, term in classes], step_us)
+    scatter = Scatter([term for term, _ in terms + paces], step_us)
     causes, rest = _sorted_out(terms, scatter)
-    paced, unpaced = _pace_causes(pace, classes, scatter)
-    causes = [_with_line(cause, operators) for cause in _with_moves(causes) + paced]
+    paced, unpaced = _sorted_out(paces, scatter)
+    causes = _with_moves(causes) + _with_clock(paced, pace)
+    causes = [_with_line(cause, operators) for cause in causes]
     rest += unpaced
     return Explanation(
         refused=(),
@@ -83,12 +84,12 @@ def _with_line(cause: Cause, operators: Sequence[Site]) -> Cause:
     origins = {_origin(site) for site in mine} - {""}
     if not cause.after.calls or len(names) != 1 or len(origins) != 1:
         return cause
-    for site in mine:
-        if site.phase != "backward":
-            return replace(cause, line=site)
-    place, _, function = origins.pop().partition(" in ")
-    file, _, line = place.rpartition(":")
-    return replace(cause, line=Site(mine[0].what, file, int(line), function))
+    line = next((site for site in mine if site.phase != "backward"), None)
+    if line is None:
+        place, _, function = origins.pop().partition(" in ")
+        file, _, number = place.rpartition(":")
+        line = Site(mine[0].what, file, int(number), function)
+    return replace(cause, line=line)
 
 
 def _origin(site: Site) -> str:
@@ -246,7 +247,7 @@ def _other_terms(
 def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
     sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
     # The overlap is a difference between sums of kernels, so it scatters as little as kernels do.
-    usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
+    usual = PACE if kind == Kind.OVERLAP else PART
     term = Term(str(kind), before, after, usual, size=size)
     return term, Cause(kind, term.change_us, str(kind), "", "", *sides)
 
@@ -261,7 +262,7 @@ def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]
             f"idle: {cause}",
             old.us if old else (0.0,) * before.steps,
             new.us if new else (0.0,) * after.steps,
-            Usual.PART,
+            PART,
         )
         sides = _idle_side(old), _idle_side(new)
         yield term, Cause(Kind.IDLE, term.change_us, call or cause, "", place, *sides)
@@ -294,32 +295,24 @@ def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -
             yield cause
 
 
-def _pace_causes(
-    pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
-) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return a cause for each class whose pace as a whole changed. If the paces of several classes
-    changed by one ratio, they are one cause, the clock. The second value has the part and the time
-    of each other class.
-    """
-    slower = [(kind, term) for kind, term in classes if scatter.beyond(term)]
-    rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
-    if not slower:
-        return [], rest
-    sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in slower}
-    if pace.is_clock([kind for kind, _ in slower]):
-        names = tuple(kind for kind, _ in slower)
-        us = [sum(side[i].us for side in sides.values()) for i in (0, 1)]
-        clock = Cause(
-            Kind.CLOCK, sum(term.change_us for _, term in slower), "clock", "", "",
-            Side(names, 0.0, us[0]), Side(names, 0.0, us[1]),
-        )  # fmt: skip
-        return [clock], rest
-    return [
-        Cause(
-            Kind.TIME, term.change_us, f"all {kind} kernels", "", "", sides[kind][0], sides[kind][1]
-        )
-        for kind, term in slower
-    ], rest
+def _pace_terms(pace: Pace) -> Iterator[tuple[Term, Cause]]:
+    """Yield the term of each class's pace, with a cause: all kernels of the class."""
+    for kind, term in pace.terms():
+        before, after = (Side((kind,), 0.0, us) for us in pace.class_us(kind))
+        what = f"all {kind} kernels"
+        yield term, Cause(Kind.TIME, term.change_us, what, "", "", before, after)
+
+
+def _with_clock(paced: list[Cause], pace: Pace) -> list[Cause]:
+    """Return the causes of classes whose pace changed; if by one ratio, they are one, the clock."""
+    kinds = tuple(kind for cause in paced for kind in cause.after.names)
+    if not pace.is_clock(kinds):
+        return paced
+    before, after = (
+        Side(kinds, 0.0, sum(side.us for side in sides))
+        for sides in ([cause.before for cause in paced], [cause.after for cause in paced])
+    )
+    return [Cause(Kind.CLOCK, sum(cause.us for cause in paced), "clock", "", "", before, after)]
 
 
 def _with_moves(causes: list[Cause]) -> list[Cause]:

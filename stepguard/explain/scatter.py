@@ -18,9 +18,9 @@ the pace. The two sides are compared at one pace. A change that the kernels of a
 then is the class's own shift.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from statistics import median
 
 import numpy as np
@@ -34,14 +34,10 @@ FALSE_ALARMS = 0.01  # chance of one in a whole comparison, over all terms
 PRIOR_STEPS = 4  # weight of the usual variance, in steps
 _LEAST_US = 1.0
 LARGE_SHARE = 0.25  # of the shorter step
-
-
-class Usual(Enum):
-    """The usual standard deviation between steps, as a share of the term."""
-
-    KERNEL = 0.003  # at the pace of its class; more, if the other kernels scatter more
-    PACE = 0.013  # of a class under a power cap: 0.5 to 1.3 % on an H200
-    PART = 0.1  # exposed communication, copies, idle time
+# The usual standard deviation between steps, as a share of a term.
+KERNEL = 0.003  # at the pace of its class; more, if the other kernels scatter more
+PACE = 0.013  # of a class under a power cap: 0.5 to 1.3 % on an H200
+PART = 0.1  # exposed communication, copies, idle time
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Term:
     part: str  # the class of kernels, or the part of the step
     before: Series
     after: Series
-    usual: Usual = Usual.KERNEL
+    usual: float = KERNEL
     certain: bool = False  # other work: numbers of calls and names have no scatter
     size: float = 0.0  # us of which the scatter is a share; the term itself if it is larger
     unsure_us: float = 0.0  # a standard error of the difference beside that between steps
@@ -73,17 +69,16 @@ class Scatter:
     def __init__(self, terms: Sequence[Term], step_us: float) -> None:
         self._large_us = LARGE_SHARE * step_us
         self.known = all(min(len(term.before), len(term.after)) > 1 for term in terms)
-        counts = {usual: sum(term.usual == usual for term in terms) for usual in Usual}
+        counts = Counter(term.usual for term in terms)
         # Each kind has a third of the false alarms: hundreds of kernels do not widen the limits of
         # three parts.
-        self._alpha = {usual: FALSE_ALARMS / 3 / max(1, counts[usual]) for usual in Usual}
+        self._alpha = {usual: FALSE_ALARMS / 3 / count for usual, count in counts.items()}
         shares = [
             _own(term) ** 0.5 / term.level_us
             for term in terms
-            if term.usual == Usual.KERNEL and term.level_us > 50
+            if term.usual == KERNEL and term.level_us > 50
         ]
-        self._share = {usual: usual.value for usual in Usual}
-        self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
+        self._kernel = max(KERNEL, median(shares) if shares else 0.0)
 
     def beyond(self, term: Term) -> bool:
         """Tell whether the difference is beyond the steps' scatter; for other work, above 1 us."""
@@ -93,7 +88,8 @@ class Scatter:
             return True
         free = max(0, len(term.before) + len(term.after) - 2)
         own = _own(term)
-        prior = max(_LEAST_US, self._share[term.usual] * term.level_us) ** 2
+        share = self._kernel if term.usual == KERNEL else term.usual
+        prior = max(_LEAST_US, share * term.level_us) ** 2
         variance_us2 = max(own, (free * own + PRIOR_STEPS * prior) / (free + PRIOR_STEPS))
         of_means = variance_us2 * (1 / len(term.before) + 1 / len(term.after))
         error = (of_means + term.unsure_us**2) ** 0.5
@@ -161,7 +157,6 @@ class Pace:
             )
         self._shifts = self._class_shifts(same)
         self._kinds = grouped(matches, lambda match: match.rows[0].kind)
-        self._steady = {id(match): self._at_class_pace(match) for match in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
         weights = np.array([kernel.us for kernel in kernels.values()])
@@ -202,9 +197,6 @@ class Pace:
 
     def steady(self, match: Match) -> tuple[Series, Series]:
         """Return a match's us in each step on both sides, at the pace of its phase and class."""
-        return self._steady[id(match)]
-
-    def _at_class_pace(self, match: Match) -> tuple[Series, Series]:
         before, after = self._at_pace(match)
         after = after * np.exp(-self._shifts.get(match.rows[0].kind, 0.0))
         return tuple(before.tolist()), tuple(after.tolist())
@@ -224,7 +216,7 @@ class Pace:
         for kind, mine in self._kinds.items():
             sums = self.sums(mine)
             before, after = (less(sums[i], self._steady_us(kind, i)) for i in (0, 1))
-            yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
+            yield kind, Term(kind, before, after, PACE, size=self.class_us(kind)[0])
 
     def _steady_us(self, kind: str, side: int) -> Series:
         return added([self.steady(match)[side] for match in self._kinds[kind]])
@@ -246,14 +238,16 @@ class Pace:
         return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
     def is_clock(self, kinds: Sequence[str]) -> bool:
-        """Tell whether these classes moved with the clock."""
+        """Tell whether these classes moved with the clock. One alone did not."""
         ratios = [self.ratio(kind) for kind in kinds]
+        if len(ratios) < 2:
+            return False
         shift = abs(mean(ratios) - 1)
         alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
         # Classes that follow the pace to different degrees have different ratios. They moved with
         # the clock if hardly any of the shift is their own.
         shared = all(2 * abs(self._shifts.get(k, 0.0)) <= abs(self.ratio(k) - 1) for k in kinds)
-        return len(ratios) > 1 and (alike or shared)
+        return alike or shared
 
 
 def _kernel(match: Match) -> _Kernel | None:

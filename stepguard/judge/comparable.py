@@ -1,6 +1,6 @@
 """Under which conditions two measurements were made, and which conditions differ. Pure. Each caller
 says which tags matter to it. Whether two steps do the same work is another question
-(judge/rules/same_step.py). Settings that a workload changes have no tag: a counter counts them.
+(judge/time_rules.py). Settings that a workload changes have no tag: a counter counts them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -71,8 +71,10 @@ def conditions_of(evidence: Evidence) -> Conditions:
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
         return {Tag.CASE: case}
-    of_machine = _of(evidence.fingerprint, evidence.software_key())
-    return {Tag.CASE: case, **of_machine, **_steps(evidence.counted.after_steps)}
+    known, after = evidence.fingerprint, evidence.counted.after_steps
+    machine = {name: getattr(known, name) for name in _OF_MACHINE}
+    recorded = _recorded(known.device_uuid, evidence.software_key(), after)
+    return {Tag.CASE: case, Tag.MACHINE: machine, **recorded}
 
 
 def between_environments(then: Fingerprint, now: Fingerprint) -> tuple[Mismatch, ...]:
@@ -88,15 +90,12 @@ def _environment(of: Fingerprint) -> Conditions:
 
 def conditions_recorded(recording: Recording) -> Conditions:
     """Return the conditions that a recording keeps."""
-    steps = _steps(recording.counted_after_steps)
-    return {**_card(recording.device_uuid), **_software(recording.software), **steps}
+    return _recorded(recording.device_uuid, recording.software, recording.counted_after_steps)
 
 
 def of_one_card(then: Recording, now: Recording) -> bool:
     """Tell whether two recordings are known to be of one card. A CPU's recordings never are."""
-    both = conditions_recorded(then), conditions_recorded(now)
-    known = all(Tag.CARD in conditions for conditions in both)
-    return known and not comparable(*both, (Tag.CARD,))
+    return then.device_uuid != "" and then.device_uuid == now.device_uuid
 
 
 def changed(differences: Iterable[Mismatch]) -> Changed:
@@ -104,30 +103,20 @@ def changed(differences: Iterable[Mismatch]) -> Changed:
     return Changed(changes=tuple((each.key, each.old, each.new) for each in differences))
 
 
-def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
-    return {
-        Tag.MACHINE: {name: getattr(fingerprint, name) for name in _OF_MACHINE},
-        **_card(fingerprint.device_uuid),
-        **_software(software),
-    }
-
-
-def _card(uuid: str) -> Conditions:
-    return {Tag.CARD: {"device_uuid": uuid}} if uuid else {}
-
-
-def _steps(counted_after: int | None | UnsetType) -> Conditions:
-    known = isinstance(counted_after, int)
-    return {Tag.STEPS: {"counted_after_steps": counted_after}} if known else {}
-
-
-def _software(key: Mapping[str, str]) -> Conditions:
+def _recorded(
+    card: str, software: Mapping[str, str], counted_after: int | None | UnsetType
+) -> Conditions:
     # A software key has only the variables that change what runs. They get a tag of their own.
-    steering = {name: value for name, value in key.items() if name == _VARIABLES}
-    return {
-        Tag.SOFTWARE: {name: value for name, value in key.items() if name not in steering},
+    steering = {name: value for name, value in software.items() if name == _VARIABLES}
+    known: dict[Tag, Mapping[str, object]] = {
+        Tag.SOFTWARE: {name: value for name, value in software.items() if name != _VARIABLES},
         Tag.ENVIRONMENT: steering,
     }
+    if card:
+        known[Tag.CARD] = {"device_uuid": card}
+    if isinstance(counted_after, int):
+        known[Tag.STEPS] = {"counted_after_steps": counted_after}
+    return known
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Change, ...]:

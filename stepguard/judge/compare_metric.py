@@ -8,7 +8,6 @@ other revision's summary. A count is that of the rank that counts most, or has t
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
@@ -54,7 +53,7 @@ def compare(
         return _compare_time(now, past, gated, longer)
     if kind == "difference":
         return _compare_difference(metric, now, past, gated)
-    if metric == NUMBERS and metric in past[-1].counters:
+    if metric == NUMBERS:
         return compare_numbers(now, past[-1], gated)
     if kind == "counter" and metric != "tokens_per_step":
         return _compare_count(metric, now, past, gated)
@@ -103,21 +102,16 @@ def _level(times_ms: Sequence[float]) -> float:
     return fmean(map(math.log, times_ms))
 
 
-def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
-    """Return a difference in percent of a step, as the recordings' mean; None without one."""
-    known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
-    return fmean(known) if known else None
-
-
 def _compare_difference(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
     """Judge a difference in percentage points of a step: a ratio to zero does not exist."""
-    difference, old = now.differences_pct[metric], recorded_difference_pct(metric, past)
-    if old is None:
-        return _not_recorded(metric, difference.mean, gated)
-    moved, limit = difference.mean - old, DIFFERENCE_LIMIT_PCT
-    noise, new = difference.half_width, difference.mean
+    known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
+    new, noise = now.differences_pct[metric].mean, now.differences_pct[metric].half_width
+    if not known:
+        return _not_recorded(metric, new, gated)
+    old, limit = fmean(known), DIFFERENCE_LIMIT_PCT
+    moved = new - old
     said = _against_limit(moved, limit, noise)
     return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
@@ -144,26 +138,26 @@ def _compare_count(
     if old is None or lost and new == old:
         return _not_recorded(metric, now.values()[metric], gated)
     moved = moved_parts(metric, now, past[-1])
-    busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
+    said = _by_parts(metric, _judge_count(metric, old, new), moved, old)
     # Parts come before ranks: otherwise a part that fell on one rank could hide another part that
     # rose on another rank.
-    judged = _compare_ranks(metric, now, past, busiest)
-    reason = judged.said[1]
+    judged, ranks, failing = _compare_ranks(metric, now, past, old, new, said)
     # A move within the limit shows no places. An equal count shows them, since a call may have
     # moved to another line.
-    shown = reason is not Reason.WITHIN_LIMIT
+    shown = judged.reason is not Reason.WITHIN_LIMIT
     steps = len(now.differing_steps().get(metric, ())) if metric != PEAK else 0
     return MetricVerdict(
         metric,
-        *judged.said,
+        judged.status,
+        judged.reason,
         judged.old,
         judged.new,
         _change_pct_of(judged.old, judged.new),
-        moved=moved if shown and reason is not Reason.EQUAL else (),
-        ranks=judged.ranks,
+        moved=moved if shown and judged.reason is not Reason.EQUAL else (),
+        ranks=ranks,
         sites=where_moved(metric, now, past[-1], moved, new - old) if shown else (),
         gated=gated,
-        failing_ranks=judged.failing,
+        failing_ranks=tuple(failing),
         figures=OverSteps(steps=steps) if steps else None,
     )
 
@@ -179,12 +173,9 @@ def _with_marked(metric: str, now: Recording, past: Recording) -> Recording:
         for site in now.sites[metric]
     ]
     count, ranks = now.counters[metric] + calls, now.by_rank
-    old, new = (side.differing_ranks().get(metric) for side in (past, now))
-    if several := len(old or new or ()):  # which ranks make these calls is not known
-        before, after = (
-            each or [side.counters[metric]] * several for each, side in ((old, past), (new, now))
-        )
-        both = zip(before, after, strict=True)
+    several = max(len(side.differing_ranks().get(metric, ())) for side in (past, now))
+    if several:  # which ranks make these calls is not known
+        both = zip(past.of_ranks(metric, several), now.of_ranks(metric, several), strict=True)
         raised = [max(n, min(then, n + calls)) for then, n in both]
         count, ranks = max(raised), now.differing_ranks() | {metric: raised}
     return replace(
@@ -208,9 +199,9 @@ def _unmarked(site: Site) -> tuple[str, ...]:
     return site.file, site.function, without_mark(site.text)
 
 
-def _change_pct_of(old: float | None, new: float) -> float | None:
-    """Return by how many percent a figure moved; None if the old one is zero or unknown."""
-    return 100 * (new / old - 1) if old else None
+def _change_pct_of(old: float | None, new: float | None) -> float | None:
+    """Return by how many percent a figure moved; None if the old one is zero or one is unknown."""
+    return 100 * (new / old - 1) if old and new is not None else None
 
 
 def _not_recorded(
@@ -219,25 +210,9 @@ def _not_recorded(
     return MetricVerdict(metric, status, Reason.NOT_RECORDED, new=new, gated=gated)
 
 
-@dataclass(frozen=True)
-class _Count:
-    """A recorded count, the present one, and what they say, for some ranks or for all."""
-
-    old: float
-    new: float
-    said: Said
-    ranks: tuple[int, ...] = ()
-    failing: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def status(self) -> Status:
-        return self.said[0]
-
-
 def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
     """Return what a count says, given which of its parts moved. ``calls`` is the recorded count."""
-    reason = said[1]
-    if reason is Reason.EQUAL and moved and METRICS[metric].parts:
+    if said[1] is Reason.EQUAL and moved and METRICS[metric].parts:
         # There are as many operators as before, but other ones. Without this, an operator that is
         # gone could hide an operator that was added.
         said = Status.CHANGED, Reason.WORK_MOVED
@@ -272,33 +247,29 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 
 
 def _compare_ranks(
-    metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
-) -> _Count:
-    """Return the count of the rank with the worst verdict, and the ranks that have it."""
-    new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
-    ranks = len(new or old or ())
+    metric: str, now: Recording, past: Sequence[Recording], old: int, new: int, said: Said
+) -> tuple[MetricVerdict, tuple[int, ...], list[tuple[int, int]]]:
+    """Return the count of the rank with the worst verdict, the ranks that have it if not all do,
+    and both counts of each rank that fails. ``old``, ``new`` and ``said`` are the busiest rank's.
+    """
+    busiest = MetricVerdict(metric, *said, old, new)
+    recorded = _recorded_ranks(metric, past)
+    ranks = len(now.differing_ranks().get(metric) or recorded or ())
     if not ranks:  # one rank, or ranks that are all alike, now and in the recording
-        return busiest
-    both = zip(
-        old or [int(busiest.old)] * ranks,
-        new or [int(busiest.new)] * ranks,
-        strict=True,
-    )
-    each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
+        return busiest, (), []
+    counts = [*zip(recorded or [old] * ranks, now.of_ranks(metric, ranks), strict=True)]
+    each = [MetricVerdict(metric, *_judge_count(metric, *both), *both) for both in counts]
     worst = min(each, key=lambda count: count.status.rank)
     # Among equally bad ranks the busiest is shown, since the counter's value is its count.
     judged = worst if worst.status.rank < busiest.status.rank else busiest
     if judged.status is Status.SAME:
-        return judged
+        return judged, (), []
     its = [rank for rank, count in enumerate(each) if count.status is judged.status]
-    failing = [each[rank] for rank in its]
-    if judged.status is not Status.CHANGED:
-        failing = []
-    elif judged.new == judged.old:  # other operators; which ranks call them is unknown
-        its, failing = [], [judged, *failing]
-    counts = tuple((count.old, count.new) for count in failing)
-    some = tuple(its) if len(its) < ranks else ()  # nothing if they are all ranks
-    return _Count(judged.old, judged.new, judged.said, some, counts)
+    failing = [counts[rank] for rank in its] if judged.status is Status.CHANGED else []
+    if judged.status is Status.CHANGED and judged.new == judged.old:
+        # Other operators; which ranks call them is unknown.
+        its, failing = [], [(old, new), *failing]
+    return judged, tuple(its) if len(its) < ranks else (), failing
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
@@ -306,14 +277,10 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
     rise a little. None if no recording has ranks that differ.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
-    each = [recording.differing_ranks().get(metric) for recording in known]
-    ranks = max((len(counts) for counts in each if counts), default=0)
+    ranks = max((len(one.differing_ranks().get(metric, ())) for one in known), default=0)
     if not ranks:
         return None
-    whole = [
-        counts or [recording.counters[metric]] * ranks
-        for counts, recording in zip(each, known, strict=True)
-    ]
+    whole = [recording.of_ranks(metric, ranks) for recording in known]
     lowest = [min(counts) for counts in zip(*whole, strict=True)]
     return lowest if METRICS[metric].tolerant else whole[-1]
 

@@ -72,7 +72,12 @@ class Move:
 
 
 def compare_numbers(now: Recording, past: Recording, gated: bool) -> MetricVerdict:
-    """Return the verdict on the numbers of two steps. Both sides must have looked for them."""
+    """Return the verdict on the numbers of two steps. A side may not have looked for them."""
+    if NUMBERS not in now.counters or NUMBERS not in past.counters:
+        looked = now.counters.get(NUMBERS)
+        return MetricVerdict(
+            NUMBERS, Status.NO_BASELINE, Reason.NOT_RECORDED, new=looked, gated=gated
+        )
     new, old = now.numbers or StepNumbers(), past.numbers or StepNumbers()
     counts = past.counters[NUMBERS], now.counters[NUMBERS]
     options, figures = tuple(_options(now, past)), None

@@ -59,8 +59,6 @@ def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
 
 def _other_numbers(new: Recording, past: Recording) -> bool:
     """Tell whether the step computes other numbers. Other options of an optimizer are no chance."""
-    if NUMBERS not in new.counters or NUMBERS not in past.counters:
-        return False
     found = compare_numbers(new, past, True)
     return found.status is Status.CHANGED and found.figures is not None
 
@@ -73,26 +71,27 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
     """Return the ``first`` launch's counts with what a second one says of these counters. If both
     disagree, the count is what USUAL_SHARE of their steps have, or it is not decided.
     """
-    counts = replace(first, launches=2)
+    found: dict[str, Counts] = {}
+    unstable, of_both, numbers = {**first.unstable}, {**first.of_both}, first.numbers
     for name in (name for name in names if name in again.values):
         each = _steps(name, first, again), _steps(name, again, first)
         parts = [one.detail.get(name) for one in (first, again)]
         if name == NUMBERS:
-            counts = replace(counts, numbers=_with_apart(first.numbers, again.numbers))
+            numbers = _with_apart(first.numbers, again.numbers)
         elif name == GROWING_LINES:
-            counts = with_count(counts, name, _grown(first, again))
+            found[name] = _grown(first, again)
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
         elif usual := _usual(name, first, again):
-            of_both = counts.of_both | {name: (*each[0], *each[1])}
-            counts = with_count(counts, name, usual, of_both=of_both)
+            found[name], of_both[name] = usual, (*each[0], *each[1])
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
             if each[0] == each[1]:
                 why += f" ({_moved(*parts)})"
-            counts = _undecided(counts, name, why)
-    return counts
+            found[name], unstable[name] = _undecided(first), why
+    settled = {"launches": 2, "unstable": unstable, "of_both": of_both, "numbers": numbers}
+    return with_counts(first, found, **settled)
 
 
 def _with_apart(first: StepNumbers | None, again: StepNumbers | None) -> StepNumbers | None:
@@ -117,17 +116,15 @@ def with_both(metric: MetricVerdict, counts: Counts) -> MetricVerdict:
 
 def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts:
     """Return the ``first`` counts, of which these are undecided: a second launch failed."""
-    counts = replace(first, launches=2)
-    for name in names:
-        steps = ", ".join(map(str, first.lists.get(name, ())))
-        counts = _undecided(counts, name, f"{STEPS_DIFFER}: {steps}; {why}")
-    return counts
+    steps = {name: ", ".join(map(str, first.lists.get(name, ()))) for name in names}
+    unstable = {name: f"{STEPS_DIFFER}: {each}; {why}" for name, each in steps.items()}
+    undecided = dict.fromkeys(names, _undecided(first))
+    return with_counts(first, undecided, launches=2, unstable=first.unstable | unstable)
 
 
-def _undecided(counts: Counts, name: str, why: str) -> Counts:
-    # Its places are kept: they show where it differs.
-    unstable = counts.unstable | {name: why}
-    return with_count(counts, name, Counts({}, sites=counts.sites), unstable=unstable)
+def _undecided(first: Counts) -> Counts:
+    """Return what stays of a counter without a value: its places show where it differs."""
+    return Counts({}, sites=first.sites)
 
 
 def _steps(name: str, of: Counts, other: Counts) -> Sequence[int]:
@@ -164,12 +161,12 @@ def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> st
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
 
 
-def with_count(counts: Counts, name: str, of: Counts, **others: Any) -> Counts:
-    """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
+def with_counts(counts: Counts, found: Mapping[str, Counts], **others: Any) -> Counts:
+    """Return the counts with what was ``found`` of these counters, by name, and nothing else of
+    them. ``others`` are further fields.
+    """
     for table in ("values", "lists", "detail", "sites", "by_rank"):
-        figures = {**getattr(counts, table)}
-        figures.pop(name, None)
-        if name in getattr(of, table):
-            figures[name] = getattr(of, table)[name]
-        others[table] = figures
+        figures = {name: it for name, it in getattr(counts, table).items() if name not in found}
+        known = ((name, getattr(one, table)) for name, one in found.items())
+        others[table] = figures | {name: its[name] for name, its in known if name in its}
     return replace(counts, **others)

@@ -1,15 +1,12 @@
 """Findings: what the rules say of a case. Only this module makes a verdict of them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 
 import msgspec
 
 from stepguard.core.explanation import Explanation
 from stepguard.core.permission import Permission, PermissionOutcome
-from stepguard.core.reasons import Reason
-from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
 from stepguard.judge.soundness import Refusal
 from stepguard.judge.waiver_rules import permitted
@@ -29,24 +26,13 @@ class Findings:
     explanation: Explanation | None = None
     straggler: Straggler | None = None
     libraries: str = ""  # libraries whose versions differ from the recording's, in words
-    permissions: tuple[Permission, ...] = ()  # of the case
+    permissions: tuple[Permission, ...] = ()  # of all cases
     today: date = date.min
 
-    def under(self, permissions: Iterable[Permission], today: date) -> "Findings":
-        """Return the findings with those of these permissions that are for the case."""
-        its = tuple(item for item in permissions if item.case == self.case_id)
-        return replace(self, permissions=its, today=today)
-
-    def permitted(
-        self, metrics: tuple[MetricVerdict, ...] | None = None
-    ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-        """Return the metrics, all or these, under the permissions, and the effect of each."""
-        judged = self.metrics if metrics is None else metrics
-        return permitted(judged, self.permissions, self.whole is not None, self.today)
-
-    def covers(self, metric: MetricVerdict) -> bool:
-        """Tell whether a waiver lets a metric pass."""
-        return any(one.waived_until for one in self.permitted((metric,))[0])
+    def permitted(self) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
+        """Return the metrics under the case's permissions, and the effect of each of these."""
+        its = [item for item in self.permissions if item.case == self.case_id]
+        return permitted(self.metrics, its, self.whole is not None, self.today)
 
 
 def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
@@ -54,11 +40,16 @@ def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
     metrics, outcomes = findings.permitted()
     failed = any(metric.gated and metric.outcome == "failed" for metric in metrics)
     whole = findings.whole or (None if failed else findings.otherwise)
-    status, reason, until = _decided(whole, metrics)
+    worst, until = worst_of(metrics), ""
+    decides = whole or worst
+    assert decides is not None
+    if not whole and worst and worst.waived_until:
+        # The first day on which a waiver ends: ISO 8601 days sort as text.
+        until = min(metric.waived_until for metric in metrics if metric.waived_until)
     return Verdict(
         findings.case_id,
-        status,
-        reason,
+        decides.status,
+        decides.reason,
         figures=whole.figures if whole else None,
         detail=whole.detail if whole else "",
         metrics=metrics,
@@ -72,14 +63,3 @@ def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
         straggler=findings.straggler,
         libraries=findings.libraries or msgspec.UNSET,
     )
-
-
-def _decided(whole: Refusal | None, metrics: Sequence[MetricVerdict]) -> tuple[Status, Reason, str]:
-    """Return the status, its reason, and the day until which it is waived (ISO 8601, or empty)."""
-    if whole:
-        return whole.status, whole.reason, ""
-    worst = worst_of(metrics)
-    assert worst is not None
-    # ISO 8601 days sort as text.
-    until = min((metric.waived_until for metric in metrics if metric.waived_until), default="")
-    return worst.status, worst.reason, until if worst.waived_until else ""

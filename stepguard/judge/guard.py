@@ -327,9 +327,9 @@ def _fewer_gates(document: RunDocument, base: Base) -> Iterator[Words]:
 )
 def _wider_margins(document: RunDocument, base: Base) -> Iterator[Words]:
     for result, entry, words in _recorded(document, base):
-        own = margins_of(result.margins_pct, entry.case["device"])
-        if own.wider(entry.margins):
-            yield words | {"own": margins_text(own), "recorded": both_pct(entry.margins)}
+        own, was = margins_of(result.margins_pct, entry.case["device"]), entry.margins
+        if own.ignore_pct > was.ignore_pct or own.matter_pct > was.matter_pct:
+            yield words | {"own": margins_text(own), "recorded": both_pct(was)}
 
 
 @_condition(ProblemCode.FEWER_GATES, "its verdict says nothing of {gates}")

@@ -1,13 +1,12 @@
 """Judge an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
 The first rule of refusal() that applies decides, then work and waste, then the step time by its
-pairs (judge/rules/), then other counters. If a measurement is undecided, a counter that is known to
-have moved decides.
+pairs (judge/time_rules.py), then other counters. If a measurement is undecided, a counter that is
+known to have moved decides.
 """
 
 import math
 import operator
-from collections.abc import Iterable
 from datetime import date
 from statistics import fmean
 from typing import Any
@@ -18,14 +17,9 @@ from msgspec.structs import replace
 from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, NUMBERS, OPERATORS
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.permission import Permission
-from stepguard.core.reason_sentences import (
-    Failed,
-    Missing,
-    SlowSteps,
-    WorkMoved,
-)
+from stepguard.core.reason_sentences import Failed, Missing, SlowSteps, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
@@ -47,16 +41,16 @@ from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.pair_statistics import MOST_PAIRS
-from stepguard.judge.rules import decision, on_cpu
-from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
-from stepguard.judge.rules.same_step import not_enough
-from stepguard.judge.soundness import (
-    Refusal,
-    measurement_problem,
-    uncompared,
-    undecided_metrics,
-)
+from stepguard.judge.soundness import Refusal, measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summarise_evidence import summarise
+from stepguard.judge.time_rules import (
+    CPU_LIMIT_PCT,
+    SLOWER_PAIRS,
+    decision,
+    judged_kernels,
+    margins_of,
+    not_enough,
+)
 
 # With these faults the other revision may simply lack the case. Then HEAD is not to blame.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
@@ -91,7 +85,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it is based on, for a verdict."""
     ended = decided.final and not comparison.out_of_time
     gated = JUDGED_TIME in comparison.head.gates
-    most = 0 if ended else MOST_PAIRS if gated else on_cpu.SLOWER_PAIRS
+    most = 0 if ended else MOST_PAIRS if gated else SLOWER_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
@@ -105,48 +99,46 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
 
 
 def wants_another_pair(
-    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
+    comparison: Comparison,
+    permissions: tuple[Permission, ...] = (),
+    today: date = date.min,
+    every: bool = False,
 ) -> bool:
-    """Tell whether another pair should be measured: it may decide, and no counter fails."""
+    """Tell whether another pair should be measured: it may decide, and no counter fails. ``every``:
+    it is wanted all the same, since pairs of a commit with itself show its noise.
+    """
     if comparison.pairs:
         decided = decision(comparison)
-        undecided = decided is not None and not decided.final
-        possible = undecided and refusal(comparison) is None
+        if decided is None or refusal(comparison):
+            return False
+        if every and JUDGED_TIME in comparison.head.gates:
+            return True
+        possible = not decided.final
     else:  # without a pair there are no launches, so only these two refusals can be known
         possible = not (_failed(comparison) or _other_work(comparison))
     return possible and not _fails_by_counters(comparison, permissions, today)
 
 
 def _fails_by_counters(
-    comparison: Comparison, permissions: Iterable[Permission], today: date
+    comparison: Comparison, permissions: tuple[Permission, ...], today: date
 ) -> bool:
     """Tell whether counters fail the case, whatever more pairs would say. If a GPU's time is
     judged, a price waits for the first pair, and for the others if the step may be FASTER.
     """
-    moved = Findings(comparison.head.case_id, _failing(comparison), against=comparison.named)
-    metrics, _ = moved.under(permissions, today).permitted()
+    head, base = comparison.head, comparison.base
+    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
+    failing = tuple(one for metric in moved if (one := _beside(metric, comparison)).decides)
+    found = Findings(head.case_id, failing, permissions=permissions, today=today)
+    metrics, _ = found.permitted()
     roles = {metric.role for metric in metrics if metric.decides}
     if roles != {"price"} or not _time_explains(comparison):
         return bool(roles)
     return any(first >= MAY_PAY for first in comparison.log_ratios()[:1])
 
 
-def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    head, base = comparison.head, comparison.base
-    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    return tuple(one for metric in moved if (one := beside_software(metric, comparison)).decides)
-
-
 def _time_explains(comparison: Comparison) -> bool:
     """Tell whether pairs judge a GPU's time, which contains what amounts and prices cost."""
     return comparison.head.on_gpu and JUDGED_TIME in comparison.head.gates
-
-
-def wants_every_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair of a commit with itself is wanted: all show its noise."""
-    if not comparison.pairs or JUDGED_TIME not in comparison.head.gates:
-        return wants_another_pair(comparison)
-    return decision(comparison) is not None and refusal(comparison) is None
 
 
 def _failed(comparison: Comparison) -> Refusal | None:
@@ -211,8 +203,7 @@ def _less_of_the_same(
     """Tell whether HEAD does less on each rank, and is known to compute the same numbers."""
     if len(old) != len(new) or not all(map(operator.lt, new, old)):
         return False
-    known = NUMBERS in head.counters and NUMBERS in base.counters
-    return known and known_equal(compare_numbers(head, base, True))
+    return known_equal(compare_numbers(head, base, True))
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
@@ -256,15 +247,15 @@ def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     head, base = sides
     now, then, decided = summarise(head), summarise(base), decision(comparison)
     judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
-    moved = [beside_software(one, comparison) for one in moved_counters(now, [then], head.gates)]
-    beside = (beside_time(one, judged_time) for one in moved)
-    beside = (one for one in beside if timed or one.status is Status.CHANGED)
+    moved = moved_counters(now, [then], head.gates)
+    beside = [_beside(one, comparison, judged_time) for one in moved]
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
     time = [_time(comparison, decided, now, then)] if undecided_time else []
     # If both sides are undecided, HEAD's reason is shown.
     undecided = (*time, *undecided_metrics(base), *undecided_metrics(head))
     unknown = {metric.metric: metric for metric in undecided}
-    return (*beside, *unknown.values())
+    shown = (one for one in beside if timed or one.status is Status.CHANGED)
+    return (*shown, *unknown.values())
 
 
 def _compared(comparison: Comparison) -> Findings:
@@ -278,8 +269,7 @@ def _compared(comparison: Comparison) -> Findings:
         if name in values
     ]
     status = _shown_by_time(comparison, decided)
-    fallen = [beside_software(metric, comparison) for metric in with_fallen(compared)]
-    metrics = tuple(beside_time(metric, status) for metric in fallen)
+    metrics = tuple(_beside(metric, comparison, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison, decided))
 
@@ -339,25 +329,19 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
     }
 
 
-def beside_software(metric: MetricVerdict, comparison: Comparison) -> MetricVerdict:
-    """Return work or an amount as a notice if software differs: it only explains the time."""
-    moved = metric.status in (Status.CHANGED, Status.FASTER)
-    explains = moved and metric.role in ("work", "amount") and other_software(comparison)
-    if not explains:
-        return metric
-    return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-
-
-def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
+def _beside(
+    metric: MetricVerdict, comparison: Comparison, time: Status | None = None
+) -> MetricVerdict:
     """Return a counter that moved as a notice if the GPU's time shows what it costs: an amount
     whatever the pairs say, since an honest optimization calls other operators, and less of them
     gains nothing by itself; a price that rose only if the step is FASTER. ``time`` is the verdict
-    of the pairs; None if no time is judged.
+    of the pairs; None if no time is judged. If software differs, work and amounts only explain.
     """
-    if time is None or metric.status not in (Status.CHANGED, Status.FASTER):
+    if metric.status not in (Status.CHANGED, Status.FASTER):
         return metric
     paid = metric.status is Status.CHANGED and time is Status.FASTER
-    if metric.role == "amount" or metric.role == "price" and paid:
+    by_time = time is not None and (metric.role == "amount" or metric.role == "price" and paid)
+    if by_time or metric.role in ("work", "amount") and other_software(comparison):
         return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
     return metric
 
@@ -394,7 +378,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> Me
     # `same` says that the change is below the matter margin, so that is the limit.
     limit_pct = margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct
     if JUDGED_TIME not in comparison.head.gates:
-        limit_pct = on_cpu.LIMIT_PCT
+        limit_pct = CPU_LIMIT_PCT
     new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,

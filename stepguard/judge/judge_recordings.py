@@ -23,12 +23,7 @@ from stepguard.judge.comparable import (
 from stepguard.judge.compare_metric import compare, with_fallen
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.soundness import (
-    Refusal,
-    measurement_problem,
-    uncompared,
-    undecided_metrics,
-)
+from stepguard.judge.soundness import Refusal, measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summarise_evidence import summarise
 
 
@@ -37,29 +32,22 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
-        if risen := _risen(evidence, now, entry, problem):
-            return risen
-        shown = evidence.launches
-        return _refused(evidence, problem, now if shown else None)
+        risen = _risen(evidence, now, entry, problem)
+        return risen or _refused(evidence, problem, now if evidence.launches else None)
     past, refused = _past(evidence, now, entry, path)
     if refused:
         return _refused(evidence, refused, now)
     values = now.values()
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
+    libraries = ({Tag.LIBRARIES: one.libraries or {}} for one in (past[-1], now))
     asked = partial(compare, now=now, past=past, gates=gates, recorded=True, longer=kernels_moved)
     return Findings(
         evidence.case_id,
         with_fallen([asked(name) for name in METRICS if name in values]),
         recordings=len(past),
         explanation=why,
-        libraries=_other_libraries(now, past[-1]),
+        libraries=changed(comparable(*libraries)).text,
     )
-
-
-def _other_libraries(now: Recording, then: Recording) -> str:
-    """Return the libraries whose versions differ from the recording's, in words; empty if none."""
-    both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
-    return changed(comparable(*both)).text
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:

@@ -118,7 +118,8 @@ class Times:
     def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
         """Return how longer_us() scatters between pairs, in percent: kernels do independently."""
         pct = 100 * self._usual_us / step_us
-        its_sd = pct * self._shares()
+        usual = SCATTER_SHARES[OTHER]
+        its_sd = pct * [SCATTER_SHARES.get(kind, usual) for kind in self.kinds.tolist()]
         squares = 0.0
         for chosen, shown in self._by_class(mine, equal):
             squares += float(np.square(its_sd[chosen]).sum())
@@ -132,10 +133,6 @@ class Times:
         sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
         longer: Floats = np.maximum(*sides)
         return longer
-
-    def _shares(self) -> Floats:
-        usual = SCATTER_SHARES[OTHER]
-        return np.array([SCATTER_SHARES.get(kind, usual) for kind in self.kinds.tolist()])
 
     def _by_class(self, mine: Mask, equal: Mask) -> Iterator[tuple[Mask, Mask]]:
         """Yield the kernels ``mine`` of each class, with the kernels that show their pace."""

@@ -9,20 +9,14 @@ else the nearest one.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import (
-    BETWEEN_STEPS,
-    COLLECTIVES,
-    OF_KERNELS,
-    OPERATORS,
-    PYTHON_LINES,
-)
+from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OF_KERNELS, OPERATORS, PYTHON_LINES
 from stepguard.core.profile import summed
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
@@ -144,16 +138,17 @@ def _moved_operators(
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.
     called = {_line(site) for site in new if not site.phase}
     phases = {_line(site): site.phase for site in new}
-    moved_lines = []
+    libraries, moved_lines = _libraries(now), []
     for part in moved:
         rose = part.new > part.old
         if not old and part.old or not new and part.new:  # the lines of one side are unknown
             continue
         here, there = (new, old) if rose else (old, new)
-        for site in _more_here(part.name, here, there):
+        for site, count in _more_here(part.name, here, there):
             phase = "" if _line(site) in called else phases.get(_line(site), site.phase)
-            signed = {"count": site.count} if rose else {"count": -site.count, "line": 0}
-            moved_lines.append(replace(site, phase=phase, **signed))
+            signed = {"count": count} if rose else {"count": -count, "line": 0}
+            via = libraries.get(site.key[:4]) or site.via
+            moved_lines.append(replace(site, phase=phase, via=via, **signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
     new_caller = _new_callers(now, past)
     rose = sum(part.new - part.old for part in moved) > 0
@@ -165,24 +160,25 @@ def _moved_operators(
         own = own or not site.phase and bool(_PRODUCT.search(site.what))
         return fell, not own, bool(site.phase), number[site.what], -abs(site.count)
 
-    return tuple(_with_library(sorted(moved_lines, key=order), now))
+    return tuple(sorted(moved_lines, key=order))
 
 
-def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
-    """Return the lines that call an operator more often in ``here`` than in ``there``. Only
-    functions that call it more often have such lines. If a function's lines do not add up to its
-    rise, the line nearest to the rise gets all of it.
+def _more_here(
+    operator: str, here: Sequence[Site], there: Sequence[Site]
+) -> Iterator[tuple[Site, int]]:
+    """Yield the lines that call an operator more often in ``here`` than in ``there``, and by how
+    much. Only functions that call it more often have such lines. If a function's lines do not add
+    up to its rise, the line nearest to the rise gets all of it.
     """
     here, there = ([s for s in side if s.what == operator] for side in (here, there))
-    lines, more = added(there, here), []
+    lines = added(there, here)
     now, then = (summed(((s.file, s.function), s.count) for s in side) for side in (here, there))
     for place, count in (now - then).items():
         inside = [site for site in lines if (site.file, site.function) == place]
         if sum(site.count for site in inside) != count:  # some lines were only edited
-            line = min(inside, key=lambda site: abs(site.count - count))
-            inside = [replace(line, count=count)]
-        more += inside
-    return more
+            yield min(inside, key=lambda site: abs(site.count - count)), count
+        else:
+            yield from ((site, site.count) for site in inside)
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
@@ -208,17 +204,12 @@ def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
     return list(new), list(old)
 
 
-def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
-    """Return the places, each with the library's line that it calls now, if there is just one."""
+def _libraries(now: Recording) -> dict[tuple[str, ...], str]:
+    """Return the library's line that a place calls now, by place, where there is just one."""
     called: dict[tuple[str, ...], set[str]] = {}
     for site in now.operator_sites():
         called.setdefault(site.key[:4], set()).add(site.via or "")
-    placed = []
-    for site in sites:
-        lines = called.get(site.key[:4], set())
-        library = "".join(lines) if len(lines) == 1 else ""
-        placed.append(replace(site, via=library) if library else site)
-    return placed
+    return {place: "".join(lines) for place, lines in called.items() if len(lines) == 1}
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:

@@ -11,7 +11,6 @@ the error of the whole plan for several standard deviations.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -78,12 +77,6 @@ def level_share(alpha: float) -> float:
     return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
-def may_decide(pairs: int, last: bool) -> bool:
-    """Tell whether so many pairs may decide: at an analysis of the plan, or if time is up."""
-    return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
-
-
-@lru_cache
 def analysis_at(pairs: int) -> InterimAnalysis:
     """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
     reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)
@@ -176,92 +169,63 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What the pairs measured. All rules decide by these figures."""
-
-    bounds: Bounds
-    margins: Margins
-    smallest_detectable_pct: float
-    with_replaced_pct: float | None  # the change, if the pairs that were replaced count, too
-
-    @property
-    def estimate_pct(self) -> float:
-        """Return the change of the step time in percent."""
-        return 100 * math.expm1(self.bounds.mean)
-
-    def say(
-        self,
-        status: Status,
-        reason: Reason | None = None,
-        final: bool = True,
-        p_value: float = 1.0,
-        **pcts: float,
-    ) -> Decision:
-        """Return a decision with this status, by default with the plan's reason and bounds."""
-        own_pcts = {
-            "estimate_pct": self.estimate_pct,
-            "low_pct": 100 * math.expm1(self.bounds.low),
-            "high_pct": 100 * math.expm1(self.bounds.high),
-        }
-        return Decision(
-            status=status,
-            reason=reason or _REASONS[status],
-            **(own_pcts | pcts),
-            pairs=self.bounds.pairs,
-            sd_pct=100 * self.bounds.sd,
-            p_value=min(self.bounds.p_value, p_value),
-            smallest_detectable_pct=self.smallest_detectable_pct,
-            final=final,
-            with_replaced_pct=self.with_replaced_pct,
-        )
-
-
-def figures(
-    log_ratios: Sequence[float],
-    margins: Margins = MARGINS,
-    *,
-    replaced: Sequence[float] = (),
-    alpha: float = ALPHA,
-) -> Figures:
-    """Return the figures of the pairs so far, of log(head / base) of a time. ``replaced`` are those
-    of pairs that do not count. Raises ValueError as bounds() does.
+def measured(comparison: Comparison) -> Bounds:
+    """Return the bounds on how much longer the mean step takes, by the pairs so far. Raises
+    ValueError as bounds() does.
     """
-    known = bounds(log_ratios, alpha=alpha)
-    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
-    all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
-    return Figures(known, margins, smallest, all_pct)
+    return bounds(comparison.log_ratios(), alpha=comparison.alpha)
 
 
-def measured(comparison: Comparison) -> Figures:
-    """Return what the pairs say of the mean step. All rules use these figures."""
-    return figures(
-        comparison.log_ratios(),
-        comparison.margins,
-        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
-        alpha=comparison.alpha,
+def decision_of(
+    comparison: Comparison,
+    found: Bounds,
+    status: Status,
+    reason: Reason | None = None,
+    final: bool = True,
+    p_value: float = 1.0,
+    **pcts: float,
+) -> Decision:
+    """Return a decision with this status by what a rule found, by default with the plan's reason
+    and with these bounds. What the mean step can show, and what it shows with the pairs that were
+    replaced, is the same by all rules.
+    """
+    log_ratios, sd_pct = comparison.log_ratios(), 100 * measured(comparison).sd
+    replaced = [pair.log_ratio for pair in comparison.again if not pair.compiled]
+    found_pcts = {
+        "estimate_pct": 100 * math.expm1(found.mean),
+        "low_pct": 100 * math.expm1(found.low),
+        "high_pct": 100 * math.expm1(found.high),
+    }
+    return Decision(
+        status=status,
+        reason=reason or _REASONS[status],
+        **(found_pcts | pcts),
+        pairs=found.pairs,
+        sd_pct=100 * found.sd,
+        p_value=min(found.p_value, p_value),
+        smallest_detectable_pct=smallest_detectable_pct(
+            MOST_PAIRS, sd_pct, comparison.margins, alpha=comparison.alpha
+        ),
+        final=final,
+        with_replaced_pct=100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None,
     )
 
 
 def by_plan(comparison: Comparison) -> Decision:
-    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted."""
-    return decide(measured(comparison), last=comparison.out_of_time)
+    """Decide by the sequential plan. INCONCLUSIVE while more pairs are wanted.
 
-
-def decide(found: Figures, *, last: bool = False) -> Decision:
-    """Judge pairs by the sequential plan.
-
-    Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
-    time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
-    next analysis, and have the levels of the analysis before. An analysis may end the plan
-    undecided, if the rest of it has no hope.
+    Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the last because the time
+    is up. The time limit must not depend on the pairs. The last pairs use up the error of the next
+    analysis, and have the levels of the analysis before. An analysis may end the plan undecided, if
+    the rest of it has no hope.
     """
-    count, status = found.bounds.pairs, Status.INCONCLUSIVE
-    ended = last or count >= MOST_PAIRS
-    if may_decide(count, last):
-        status = found.bounds.status(found.margins)
-        ended |= status is not Status.INCONCLUSIVE or found.bounds.hopeless(found.margins)
-    return found.say(status, final=ended)
+    found, last = measured(comparison), comparison.out_of_time
+    margins, status = comparison.margins, Status.INCONCLUSIVE
+    ended = last or found.pairs >= MOST_PAIRS
+    if last or any(analysis.pairs == found.pairs for analysis in SEQUENTIAL_PLAN):
+        status = found.status(margins)
+        ended |= status is not Status.INCONCLUSIVE or found.hopeless(margins)
+    return decision_of(comparison, found, status, final=ended)
 
 
 @lru_cache(maxsize=64)  # the loop that measures, the verdict and its report all call it

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import Answer, Comparison, Question
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.question import Answer, Question
 from stepguard.core.reason_sentences import NoAnswer, OtherCommit
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -38,15 +37,13 @@ from stepguard.judge.judge_pairs import (
     refusal,
     time_by_pairs,
     wants_another_pair,
-    wants_every_pair,
     why,
 )
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
 from stepguard.judge.pair_statistics import MOST_PAIRS
-from stepguard.judge.rules import changed_kernels, decision
-from stepguard.judge.rules.same_step import why_not_same
 from stepguard.judge.soundness import unsteady_launch
 from stepguard.judge.summarise_evidence import summarise
+from stepguard.judge.time_rules import LEAST_PAIRS, decision, wants_profiles, why_not_same
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,9 @@ def _findings(question: Question) -> Findings:
         assert question.now is not None, "a question without pairs is about evidence"
         findings, head = screen(question.now, question.entry, question.path), question.now
     metrics = tuple(with_both(metric, head.counted) for metric in findings.metrics)
-    return replace(findings, metrics=metrics).under(question.permissions, question.today)
+    return replace(
+        findings, metrics=metrics, permissions=question.permissions, today=question.today
+    )
 
 
 def _wants_launch(question: Question, now: Evidence) -> bool:
@@ -123,25 +122,24 @@ def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
     head, base = pairs.head, pairs.base
     if head.counts and base.counts and not (head.faults or base.faults):
         # Launches that are alive by then are timed all the same, as the first pair.
-        profiled = changed_kernels.wants_profiles(pairs)
+        profiled = wants_profiles(pairs)
         if names := doubtful(head, summarise(base)):
             return Need(counters=names, profiled=profiled)
         if names := doubtful_of_other(base, head):
             return Need(counters=names, of_base=True, profiled=profiled)
-    permitted = question.permissions, question.today
-    wanted = (
-        wants_every_pair(pairs) if question.everything else wants_another_pair(pairs, *permitted)
-    )
+    every = question.everything
+    permissions = () if every else question.permissions
+    wanted = wants_another_pair(pairs, permissions, question.today, every)
     if not wanted or pairs.pairs >= MOST_PAIRS:
         return NOTHING
-    return next_pair(pairs, question.everything)
+    return next_pair(pairs, every)
 
 
 def next_pair(pairs: Comparison, everything: bool = False) -> Need:
     """Return the need of a pair that follows these. With ``everything`` none is the last."""
     head = pairs.head
-    profiled = changed_kernels.wants_profiles(pairs)
-    few = pairs.pairs == changed_kernels.LEAST_PAIRS - 1
+    profiled = wants_profiles(pairs)
+    few = pairs.pairs == LEAST_PAIRS - 1
     alike_steps = pairs.pairs == 0 and not why_not_same(pairs)
     last = JUDGED_TIME not in head.gates or alike_steps or few and profiled
     return Need(pair=True, profiled=profiled, last=last and not everything)
@@ -168,8 +166,9 @@ def settled(findings: Findings, answer: Answer | None) -> Findings:
     if refused and refused.reason in (Reason.WORK_MOVED, Reason.UNDECIDED):
         return replace(findings, whole=refused)
     # A time that a waiver covers passes as it is, whether the code or the machine changed it.
+    covered = {metric.metric for metric in findings.permitted()[0] if metric.waived_until}
     metrics = tuple(
-        _answered(metric, asked) if _is_alarm(metric) and not findings.covers(metric) else metric
+        _answered(metric, asked) if _is_alarm(metric) and metric.metric not in covered else metric
         for metric in findings.metrics
     )
     # The pairs' profiles were taken now and on this machine, unlike a recording's.

@@ -4,21 +4,14 @@ slowed a side down.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.margins import PRIOR
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.reason_sentences import (
-    ClockGap,
-    Failed,
-    Missing,
-    OfCase,
-    Undecided,
-    Unstable,
-)
+from stepguard.core.reason_sentences import ClockGap, Failed, Missing, OfCase, Undecided, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
@@ -58,13 +51,9 @@ def _broken(reason: Reason, figures: OfCase) -> Refusal:
     return Refusal(Status.BROKEN, reason, figures)
 
 
-def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
-    for launch in evidence.launches:
-        yield f"launch {launch.index}", launch
-
-
 def _contradiction(evidence: Evidence) -> Refusal | None:
-    for label, launch in _labelled(evidence):
+    for launch in evidence.launches:
+        label = f"launch {launch.index}"
         if not launch.blocks:
             return _broken(Reason.NOTHING_MEASURED, Missing(launch=label, what="blocks"))
         for block in launch.blocks:
@@ -72,7 +61,7 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
                 return _broken(Reason.NOTHING_MEASURED, bad)
             if gap := block.clock_gap(launch=label):
                 return _broken(Reason.CLOCKS_DISAGREE, gap)
-    if gaps := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
+    if gaps := _repeated_clock_gap(evidence.launches):
         return _broken(Reason.CLOCKS_DISAGREE, gaps)
     for difference in evidence.differences:
         if wrong := difference.bad_times():
@@ -126,21 +115,21 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     """Return the gated metrics that sound evidence does not decide, each with its reason."""
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
-    why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}
+    why = {name: (Reason.COUNT_UNSTABLE, text) for name, text in unstable.items()}
     if unsteady:
-        why[JUDGED_TIME] = [(Reason.NOT_STEADY, unsteady)]
+        why[JUDGED_TIME] = Reason.NOT_STEADY, unsteady
     if not evidence.launches:
-        why[JUDGED_TIME] = [(Reason.UNDECIDED, "no pair was needed")]
+        why[JUDGED_TIME] = Reason.UNDECIDED, "no pair was needed"
     return tuple(
         MetricVerdict(
             name,
             Status.INCONCLUSIVE,
-            reason,
+            why[name][0],
             sites=tuple(sites.get(name, ())),
-            figures=Undecided(why=text),
+            figures=Undecided(why=why[name][1]),
         )
         for name in evidence.gates
-        for reason, text in why.get(name, ())
+        if name in why
     )
 
 
@@ -192,7 +181,7 @@ class Pairs:
         """
         odd = pair.compiled or on_gpu and out_of_line(pair.head, pair.base)
         if odd and self.waiting is None and len(self.replaced) < MOST_REPLACED:
-            return replace(self, waiting=pair)
+            return Pairs(self.counted, self.replaced, pair)
         if self.waiting is None or odd:
             return Pairs((*self.ended().counted, pair), self.replaced)
         return Pairs((*self.counted, pair), (*self.replaced, self.waiting))

@@ -10,11 +10,11 @@ from datetime import date
 
 from msgspec.structs import replace
 
-from stepguard.core.metrics import GATEABLE, METRICS, NUMBERS, not_gateable
+from stepguard.core.metrics import GATEABLE, METRICS, NUMBERS
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.text import has_words
+from stepguard.core.text import has_words, meant
 from stepguard.core.verdict import MetricVerdict, Verdict
 
 MAX_DAYS = 90  # the last day is at most so far ahead; a change that lasts longer is a new level
@@ -140,7 +140,8 @@ def problem_of(waiver: Permission, today: date) -> str:
     """Return what is wrong with a waiver, its case aside; empty if nothing is."""
     # Users edit the file by hand, so its reader checks every rule.
     if waiver.metric not in GATEABLE:
-        return not_gateable(waiver.metric)
+        hint = meant(waiver.metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
+        return f"{waiver.metric!r} is no metric that can be gated{hint}"
     counts = METRICS[waiver.metric].kind == "counter"
     wanted, other = ("value", "limit_pct") if counts else ("limit_pct", "value")
     if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:

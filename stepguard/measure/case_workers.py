@@ -35,9 +35,9 @@ from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
     fingerprint_of,
+    of_profiles,
     refuse_differing_ranks,
     refuse_other_gpus,
-    with_profiles,
 )
 
 
@@ -198,28 +198,6 @@ def watch(
     return (None, Fault(reason, problem, "", "preflight")) if problem else (monitor, None)
 
 
-def launch_spec(case: Case, bench: Bench, label: str) -> LaunchSpec:
-    """Return the specification of a launch of the case."""
-    launcher = spread(case, bench.launcher)
-    name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
-    return LaunchSpec(
-        device=case.device,
-        preload=(case.module,) if case.module else (),
-        shared=COMPILER,
-        world_size=case.world_size,
-        root=bench.root,
-        folder=bench.folder / case.slug / name,
-        cache=bench.cache,
-        label=label,
-        time_limit_s=case.time_limit_s,
-        python=bench.python.executable if bench.python else sys.executable,
-        own=bench.own,
-        forbidden=bench.forbidden,
-        launcher=launcher.command if launcher else (),
-        nodes=len(launcher.nodes) if launcher else 1,
-    )
-
-
 class CaseWorkers:
     """Starts the worker groups of one case in one tree, and keeps what they say."""
 
@@ -262,7 +240,24 @@ class CaseWorkers:
 
     def spec(self, label: str, case: Case | None = None) -> LaunchSpec:
         """Return the specification of a launch in this tree, of this case or of another one."""
-        return launch_spec(case or self.case, self.bench, label)
+        case, bench = case or self.case, self.bench
+        launcher = spread(case, bench.launcher)
+        return LaunchSpec(
+            device=case.device,
+            preload=(case.module,) if case.module else (),
+            shared=COMPILER,
+            world_size=case.world_size,
+            root=bench.root,
+            folder=bench.folder / case.slug / label.replace(" ", "-"),
+            cache=bench.cache,
+            label=label,
+            time_limit_s=case.time_limit_s,
+            python=bench.python.executable if bench.python else sys.executable,
+            own=bench.own,
+            forbidden=bench.forbidden,
+            launcher=launcher.command if launcher else (),
+            nodes=len(launcher.nodes) if launcher else 1,
+        )
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let only the ranks of these groups be on the GPUs from now on."""
@@ -307,9 +302,8 @@ class CaseWorkers:
         """Keep and return the counts of the counting pass's first part. ``cold_s`` is the first
         step's duration if no cache had all of it.
         """
-        counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
-        self.counts = replace(counts, information=counts.information | cold)
+        self.counts = counts_of(ranks, wall_s, cold)
         self._tokens_per_step = sum(rank.tokens_per_step for rank in ranks)
         return self.counts
 
@@ -326,7 +320,7 @@ class CaseWorkers:
         times_us = times_as_counted(profile, profile)  # empty if it is not whole
         if times_us:
             known = [with_machine_code_of(self.counts.profile, one) for one in profiles]
-            self.counts = with_profiles(self.counts, known)
+            self.counts = replace(self.counts, **of_profiles(known))
         return times_us
 
     @property

@@ -10,21 +10,20 @@ highest clock, SMs x FLOP per clock and SM x clock.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stepguard.core import step_numbers
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
-from stepguard.core.metrics import METRICS, OPERATORS, PEAK, SYNCS
+from stepguard.core.metrics import METRICS, OPERATORS, PEAK
 from stepguard.core.profile import Profile, StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import of_steps
+from stepguard.core.recording import together
 from stepguard.core.replies import Prepared
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
-from stepguard.judge.count_again import with_count
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.gpu.nvml import Gpu
 
@@ -78,9 +77,10 @@ def fingerprint_of(answer: Prepared, gpus: Sequence[Gpu]) -> Fingerprint:
     )
 
 
-def counts_of(ranks: Answers, wall_s: float) -> Counts:
+def counts_of(ranks: Answers, wall_s: float, known: Mapping[str, float] = {}) -> Counts:
     """Return one Counts for all ranks' answers to a part of the counting pass. Values and parts are
-    those of the rank that counted most, sites those of all, information rank 0's.
+    those of the rank that counted most, sites those of all, information rank 0's and what is
+    ``known`` besides.
     """
     counted: list[Counts] = [rank.counts for rank in ranks]
     unstable: dict[str, str] = {}
@@ -100,7 +100,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
         callers=most[OPERATORS].callers if OPERATORS in most else {},
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
-        information=counted[0].information,
+        information={**known, **counted[0].information},
         **_profile_of(counted),
         identity=_identity_of(counted),
         wall_s=wall_s,
@@ -115,35 +115,19 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
     lengths.pop(PEAK, None)
 
     def of_all(counts: Counts) -> Counts:
-        alike = lengths.keys() & counts.values.keys() - counts.lists.keys()
-        lists = {name: (counts.values[name],) * lengths[name] for name in alike}
-        fields: dict[str, Any] = {
-            field: {
-                name: of_steps(figure, lengths[name]) if name in alike else figure
-                for name, figure in getattr(counts, field).items()
-            }
-            for field in ("values", "detail", "sites")
-        }
+        equal = lengths.keys() & counts.values.keys() - counts.lists.keys()
+        alike = {name: lengths[name] for name in equal}
+        lists = {name: (counts.values[name],) * steps for name, steps in alike.items()}
+        fields = together(counts, ("values", "detail", "sites"), alike)
         return replace(counts, **fields, lists=counts.lists | lists)
 
     return [of_all(counts) for counts in counted]
 
 
-def with_eager(first: Counts, both: Counts) -> Counts:
-    """Return the counts of ``both`` parts, with what only this process knows of the first."""
-    known = first.information | both.information
-    return replace(both, information=known, wall_s=first.wall_s + both.wall_s)
-
-
-def with_lines(counts: Counts, ranks: Answers) -> Counts:
-    """Return the counts with those of host syncs that ``ranks`` answer, with their lines."""
-    return with_count(counts, SYNCS, counts_of(ranks, 0.0))
-
-
-def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
-    """Return the counts with each rank's profile in place of those from before the warm-up."""
+def of_profiles(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """Return the fields of Counts that come of profiles: their mean, and each rank's parts."""
     parts = tuple(profile.parts for profile in profiles) if len(profiles) > 1 else ()
-    return replace(counts, profile=over_ranks(profiles), parts_by_rank=parts)
+    return {"profile": over_ranks(profiles), "parts_by_rank": parts}
 
 
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
@@ -159,8 +143,7 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)
         return {"profile_problem": next(filter(None, problems), "")}
-    known = with_profiles(Counts({}), profiles)
-    return {"profile": known.profile, "parts_by_rank": known.parts_by_rank}
+    return of_profiles(profiles)
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:

@@ -13,17 +13,16 @@ from math import inf
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, LaunchPair, gates_times, judged
+from stepguard.core.comparison import Comparison, LaunchPair, Question, gates_times, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Difference
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import METRICS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import need
-from stepguard.judge.rules import decision
 from stepguard.judge.soundness import Pairs
+from stepguard.judge.time_rules import decision
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure import turns
 from stepguard.measure.case_workers import Ahead, Bench, CaseWorkers, Progress, Ticker, watch
@@ -40,11 +39,11 @@ from stepguard.measure.plan import (
     order_of,
 )
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, WorkersFailed
-from stepguard.measure.warm_up import Protocol, protocol_of
+from stepguard.measure.warm_up import protocol_of
 
 SEGMENTS_LIMIT_S = 120.0  # in addition to three times their expected time
 PROFILE_LEAD_S = 0.5  # steps before a profile: what came before may have left other clocks
-DIFFERENCES = ("sync_overhead",)
+DIFFERENCE = "sync_overhead"  # the only one that is measured
 FIRST = "first launch"  # of each of two trees
 NAMES = ("head", "base")
 
@@ -121,7 +120,7 @@ class Driver:
         self._first = False  # those alive are the first ones, which count
         self._ran: dict[int, RunningLaunch] = {}  # of a pair that is not complete, by tree
         self._pairs = Pairs()
-        self._differences: list[Difference] = []
+        self._differences: tuple[Difference, ...] = ()
         self._enough = False  # of one tree: fewer launches than planned
         self._late = False  # more pairs were wanted
 
@@ -176,7 +175,7 @@ class Driver:
                 planned_launches=planned,
                 gates=case.gates,
                 extended=case.extended,
-                differences=tuple(self._differences),
+                differences=self._differences,
             )
             return replace(self._asked, now=now)
         sides = [side.evidence(planned_launches=1, gates=judged(case)) for side in self._sides]
@@ -222,18 +221,12 @@ class Driver:
             launches, launch = self._sides[HEAD].launches, self._alive[HEAD]
             # The blocks are kept even if the rest of the launch fails.
             launches.append(launch.measured(len(launches) + 1))
-            if self._state.number == 1:
-                self._measure_differences(launch)
+            if self._state.number == 1 and f"{DIFFERENCE}_pct" in self._case.gates:
+                self._differences = (measure_difference(launch, self._case.difference_pairs),)
             profiled, lead_s = self._first and is_gpu(self._case.device), PROFILE_LEAD_S
         if profiled:
             turns.profile(self._alive, order, lead_s, self._label())
         self._state.stage = Stage.TIMED
-
-    def _measure_differences(self, launch: RunningLaunch) -> None:
-        for name in DIFFERENCES:
-            if f"{name}_pct" in self._case.gates:
-                found = measure_difference(name, launch, self._case.difference_pairs)
-                self._differences.append(found)
 
     def _end(self) -> None:
         if self._first and not self._state.crowded:
@@ -311,17 +304,18 @@ class Driver:
     def _import_ahead(self) -> None:
         head = self._sides[HEAD]
         most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
-        wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
+        on_gpu, at_once = is_gpu(self._case.device), self._protocol.ahead
+        numbers, next_case = imports(self._state, on_gpu, at_once, most)
         ahead, environment = head.bench.ahead, head.bench.environment
-        if wanted.next_case and ahead.case:
+        if next_case and ahead.case:
             label = FIRST if self._beside else self._label_of(1, HEAD)
             specs = [side.spec(label, ahead.case) for side in self._sides]
             if not any(spec.launcher for spec in specs):  # a scheduler starts one job at a time
                 ahead.begin(specs, environment)
-        if wanted.numbers:
+        if numbers:
             specs = [
                 side.spec(self._label_of(number, tree))
-                for number in wanted.numbers
+                for number in numbers
                 for tree, side in enumerate(self._sides)
             ]
             self._ahead.begin(specs, environment)
@@ -353,35 +347,30 @@ def ask_ranks(
     return [answer.returned for answer in answers]
 
 
-def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
+def measure_difference(launch: RunningLaunch, pairs_wanted: int) -> Difference:
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
     series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
 
     A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
     more often than the protocol's ``retries``.
     """
-    words, protocol, step_s = name.replace("_", " "), launch.protocol, launch.warmup.step_s
+    words, protocol, step_s = "sync overhead", launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
     pairs: list[tuple[float, float]] = []
     discarded: list[Block] = []
     while (left := pairs_wanted - len(pairs)) > 0:
         in_a_series = protocol.pairs_in_a_series
-        lead, order = _segments(protocol, in_a_series, not pairs)
+        # The first segment of a series does not count, since a pause came before it. Before the
+        # first series more segments run. The warm-up has pauses and segments have none, so the
+        # clocks settle anew: without these segments the first pair was 0.4 to 0.9 % too high.
+        lead = 1 if pairs else protocol.settling_segments
+        order = [0] * lead + [0, 1, 1, 0] * (in_a_series // 2)
         left_s = -(-left // in_a_series) * len(order) * steps * step_s
         launch.show(f"{words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
         measure = partial(_series, launch, order, steps)
         _, ranks = launch.undisturbed(measure, discarded, words)
         pairs += pairs_of(ranks, order, lead)
-    return Difference(name, tuple(pairs))
-
-
-def _segments(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:
-    """Return how many segments of a series do not count, and the variants of all its segments."""
-    # The first segment of a series does not count, since a pause came before it. Before the first
-    # series more segments run. The warm-up has pauses and segments have none, so the clocks settle
-    # anew: without these segments the first pair was 0.4 to 0.9 % too high.
-    lead = protocol.settling_segments if first else 1
-    return lead, [0] * lead + [0, 1, 1, 0] * (pairs // 2)
+    return Difference(DIFFERENCE, tuple(pairs))
 
 
 def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Block, Answers]:

@@ -92,26 +92,21 @@ def _start(state: SoFar) -> Next:
     return Next(Do.START, every if state.together else order_of(state.number)[:1])
 
 
-@dataclass(frozen=True)
-class Imports:
-    """What imports while launches are built, so that nothing does while a block is timed."""
-
-    numbers: tuple[int, ...] = ()  # of launches: the ranks of the first, only agents of the others
-    next_case: bool = False
-
-
-def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
-    """Return what shall import from now on: launches that are likely to come, of ``most``."""
+def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> tuple[tuple[int, ...], bool]:
+    """Return what shall import from now on, while launches are built, so that nothing does while a
+    block is timed: the numbers of launches that are likely to come, of ``most``, and whether the
+    next case's are. Of the first launch the ranks import, of the others only agents.
+    """
     starts, in_pairs = state.stage is Stage.NONE, state.trees > 1
     if in_pairs and state.uncounted:
         # On a GPU the counts say if there will be another pair.
-        return Imports(next_case=on_gpu and starts)
+        return (), on_gpu and starts
     # The first pair is known to be one once it has counted.
     if not state.together or not (starts or in_pairs and state.stage is Stage.COUNTED):
-        return Imports()
+        return (), False
     if state.need.last:
-        return Imports(next_case=True)
-    return Imports(tuple(range(state.number + 1, min(state.number + ahead, most) + 1)))
+        return (), True
+    return tuple(range(state.number + 1, min(state.number + ahead, most) + 1)), False
 
 
 def order_of(number: int) -> tuple[int, ...]:

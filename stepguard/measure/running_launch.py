@@ -12,15 +12,10 @@ from typing import Any
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.metrics import SYNCS
 from stepguard.core.reasons import Reason
+from stepguard.judge.count_again import with_counts
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.combine_ranks import (
-    Answers,
-    counts_of,
-    with_eager,
-    with_lines,
-    without_eager,
-)
+from stepguard.measure.combine_ranks import Answers, counts_of, without_eager
 from stepguard.measure.warm_up import Protocol, WarmUp
 
 COMPILE_LIMIT_S = 600.0
@@ -210,8 +205,9 @@ class RunningLaunch:
             self.group.close()
             self.workers.counts = without_eager(first, case.device, case.world_size)
         else:
-            both = counts_of(answers, time.monotonic() - began)
-            self.workers.counts = with_eager(first, both)
+            # What only this process knows of the first part stays.
+            both_s = first.wall_s + time.monotonic() - began
+            self.workers.counts = counts_of(answers, both_s, first.information)
 
     def count_again(self) -> None:
         """Run the first part of the counting pass once more, so that locate() can follow."""
@@ -223,7 +219,8 @@ class RunningLaunch:
         counts = self.workers.counts
         if self._counted and not self.ended and counts and counts.values.get(SYNCS):
             self.show("count: lines of host syncs")
-            self.workers.counts = with_lines(counts, self.ask("locate"))
+            located = counts_of(self.ask("locate"), 0.0)
+            self.workers.counts = with_counts(counts, {SYNCS: located})
 
     def profile(self, lead: int) -> None:
         """Run ``lead`` untimed steps, and profile a few."""

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, judged, other_side
+from stepguard.core.comparison import Answer, Comparison, Question, judged, other_side
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
-from stepguard.core.question import Answer, Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Entry
 from stepguard.core.verdict import Verdict

@@ -20,8 +20,8 @@ from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.plugin.declared_cases import Collected
+from stepguard.report.metric_notes import described, of_waivers
 from stepguard.report.next_steps import Commands
-from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage import baseline_files
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, load, recorded
 from stepguard.storage.json_file import FileError, contents

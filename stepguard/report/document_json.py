@@ -18,8 +18,8 @@ from stepguard.core.text import printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
+from stepguard.report.metric_notes import described
 from stepguard.report.next_steps import Commands
-from stepguard.report.permission_text import described
 from stepguard.report.verdict_text import page_of, result_page
 
 

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import Page, RunDocument, State
-from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import HEADLINE, block, is_news, reference
+from stepguard.report.verdict_text import block, is_news, reference
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -39,7 +39,8 @@ def page(
     the table, and has no next steps, since its readers do not have the evidence.
     """
     problems = [problem.sentence for problem in document.problems]
-    parts = [_verdict(document)]
+    run, _, said = title(document).partition(": ")
+    parts = [f"**{run}:** {markdown(said)}"]
     parts += _bulleted(document.base_changes, _EDITED.format(markdown(document.base)))
     parts += _bulleted(problems, "**The run itself is no pass:**")
     rows = "\n\n".join(_table(document, limit_bytes // 2))
@@ -75,16 +76,11 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
         yield f"{left_out} parts of this page are too long for it; the run's document has them."
 
 
-def _verdict(document: RunDocument) -> str:
-    run, _, said = title(document).partition(": ")
-    return f"**{run}:** {markdown(said)}"
-
-
 def title(document: RunDocument) -> str:
     """Return how a run ended, its worst case's headline, and how many there are of each verdict."""
     verdicts = [result.verdict for result in document.results]
     why = [one.text.headline for one in document.failing] or [p.sentence for p in document.problems]
-    return table.title(document.outcome, verdicts, cut(why[0], HEADLINE) if why else "")
+    return table.title(document.outcome, verdicts, why)
 
 
 def facts(document: RunDocument) -> Iterator[tuple[str, str]]:
@@ -112,7 +108,7 @@ def _code(text: str) -> str:
 
 def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
     """Yield the table, if anything was measured: columns that have a cell, worst cases first."""
-    rows = [row.cells for row in table.rows([result.verdict for result in document.results])]
+    rows = [cells for cells, _ in table.rows([result.verdict for result in document.results])]
     kept = [at for at in range(len(table.COLUMNS)) if any(row[at] for row in rows)]
     cells = [[table.COLUMNS[at] for at in kept], ["---"] * len(kept)]
     cells += [[markdown(row[at]) or "-" for at in kept] for row in rows]

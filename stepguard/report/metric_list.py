@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import (
-    COLLECTIVES,
-    METRICS,
-    NUMBERS,
-    OPERATORS,
-    UNWANTED,
-    format_value,
-)
+from stepguard.core.metrics import COLLECTIVES, METRICS, NUMBERS, OPERATORS, UNWANTED, format_value
 from stepguard.core.text import first, listed
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise

@@ -1,4 +1,6 @@
-"""Notes of a report on a metric: parts, ranks and places that moved, and what pairs found."""
+"""Notes of a report on a metric: parts, ranks and places that moved, what pairs found, and how far
+waivers let it be worse.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,6 +18,7 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
+from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.profile import summed
 from stepguard.core.reason_sentences import OverSteps, SlowSteps, margins_text
 from stepguard.core.reasons import Reason
@@ -27,11 +30,15 @@ from stepguard.core.verdict import (
     MetricVerdict,
     PairsFinding,
     PartMove,
+    Verdict,
 )
-from stepguard.judge.rules import on_cpu
+from stepguard.judge.time_rules import SLOWER_TIMES, decided_on_cpu
+from stepguard.judge.waiver_rules import largest_value, uncovered_count
+from stepguard.report.next_steps import Commands
 
 NOTE_PARTS = 3  # moved operators that a note names
 PLACES_SHOWN = 5  # of operators and of bytes
+TYPED_ANYWHERE = Commands()
 
 
 def note(metric: MetricVerdict) -> str:
@@ -46,8 +53,8 @@ def note(metric: MetricVerdict) -> str:
         # The plan's interval and smallest detectable slowdown did not decide, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
-    if metric.pairs and on_cpu.decided(metric):
-        said, times = metric.pairs.decision, on_cpu.SLOWER_TIMES
+    if metric.pairs and decided_on_cpu(metric):
+        said, times = metric.pairs.decision, SLOWER_TIMES
         return f"{within}{said.interval} over {said.pairs} pairs, each at least {times} times"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
         by = f"the kernels alone {metric.pairs.decision.interval}"
@@ -218,3 +225,69 @@ def _names(sites: Sequence[Site]) -> dict[str, str]:
 
 def _bare(name: str) -> str:
     return name.rpartition(".")[0] or name
+
+
+def described(permission: Permission) -> str:
+    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14"."""
+    if permission.limit_pct is not None:
+        size = f"up to +{permission.limit_pct:.2f} %"
+    else:
+        exact = METRICS[permission.metric].exact
+        size = f"{'at' if exact else 'up to'} {format_value(permission.metric, permission.value)}"
+    until = f"until {permission.expires}, by {permission.who}: {permission.reason}"
+    return f"{permission.metric} {size} {until}"
+
+
+def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
+    """Return the effect of each waiver of the case, a sentence each."""
+    metrics, texts = {metric.metric: metric for metric in verdict.metrics}, []
+    for outcome in verdict.permissions:
+        effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
+        word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
+        here = "declared here, " if outcome.permission.commit else ""
+        texts.append(f"{here}{word}: {described(outcome.permission)}")
+    return texts
+
+
+def _effect(
+    outcome: PermissionOutcome,
+    metric: MetricVerdict | None,
+    verdict: Verdict,
+    commands: Commands,
+) -> str:
+    waiver, effect = outcome.permission, outcome.effect
+    against = f" against {verdict.against}" if verdict.against else ""
+    # A comparison with a revision does not say to remove it: recordings may still need the waiver.
+    remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
+    if effect is Effect.ALLOWED:
+        return "waived"
+    if effect is Effect.EXPIRED:
+        return "EXPIRED"
+    if effect is Effect.NOT_APPLIED:
+        if metric is None or verdict.whole:
+            return f"not applied, the case is {verdict.status.value}"
+        return f"not applied, {waiver.metric} is {metric.status.value}"
+    if metric is None or effect is Effect.NOT_GATED:
+        return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
+    if effect is Effect.NOT_NEEDED:
+        if metric.confirmed and metric.has_notice:
+            return "not needed, not the code moved it"
+        word = f"not needed{against}" if against else "stale"
+        return f"{word}, {waiver.metric} is {metric.status.value}{remove}"
+    if effect is Effect.TOO_WIDE:
+        most = format_value(waiver.metric, largest_value(metric))
+        return f"TOO WIDE, at most {most}, so it does not apply"
+    return _uncovered(waiver, metric)
+
+
+def _uncovered(waiver: Permission, metric: MetricVerdict) -> str:
+    missed = None if waiver.value is None else uncovered_count(waiver, metric)
+    old, new = missed or (metric.old, metric.new)
+    now = format_value(waiver.metric, new)
+    if waiver.limit_pct is not None and metric.change_pct is not None:
+        now = f"{metric.change_pct:+.2f} %"
+    if METRICS[waiver.metric].exact and missed:
+        return "of other work, " + (
+            f"it is {now} now" if new != old else "its total did not change"
+        )
+    return f"EXCEEDED, it is {now} now"

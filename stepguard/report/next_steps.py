@@ -12,7 +12,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import NoComparison, Verdict
 from stepguard.judge.pair_statistics import MIN_PAIRS, MOST_PAIRS, deciding_margins
-from stepguard.judge.rules import on_cpu
+from stepguard.judge.time_rules import decided_on_cpu
 from stepguard.judge.waiver_rules import staying_undecided, suggested_sizes
 from stepguard.machine.interpreter import called
 
@@ -152,7 +152,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             return []
         if first := _decide_first(verdict):
             return first
-        if any(map(on_cpu.decided, verdict.moved)):
+        if any(map(decided_on_cpu, verdict.moved)):
             return [
                 "no recording judges this time and no waiver passes it: if it is meant, an owner "
                 "merges it as it is"

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Outcome, Status
+from stepguard.core.text import cut
 from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.report.verdict_text import HEADLINE
 
 COLUMNS = (
     "case",
@@ -26,18 +27,13 @@ LOG_WIDTH = 120  # columns of a table in a file or a log, if its content allows
 CPU_NOTE = "Times are not gated on CPU."
 
 
-@dataclass(frozen=True)
-class Row:
-    """A case's cells, by column, and its verdict for the colour."""
-
-    cells: tuple[str, ...]
-    status: Status
+Row = tuple[tuple[str, ...], Status]  # a case's cells, by column, and its verdict for the colour
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[Row]:
     """Return the rows, worst verdict first, then sorted by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
-    return [Row(_cells(verdict), verdict.status) for verdict in ordered]
+    return [(_cells(verdict), verdict.status) for verdict in ordered]
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -88,19 +84,20 @@ def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | 
     """
     left = (0, len(COLUMNS) - 1)
     for heading, gap in ((COLUMNS, 2), (NARROW, 1)):
-        texts = list(aligned([heading, *(row.cells for row in table)], left, gap))
+        texts = list(aligned([heading, *(cells for cells, _ in table)], left, gap))
         if max(map(len, texts)) <= (width or LOG_WIDTH):
             break
     else:
         if width:
-            yield from ((line, row.status) for row in table for line in _stacked(row, width))
+            for cells, status in table:
+                yield from ((line, status) for line in _stacked(cells, width))
             return
     above = [None] * (len(texts) - len(table))
-    yield from zip(texts, [*above, *(row.status for row in table)], strict=True)
+    yield from zip(texts, [*above, *(status for _, status in table)], strict=True)
 
 
-def _stacked(row: Row, width: int) -> Iterator[str]:
-    case, *figures, verdict = row.cells
+def _stacked(cells: tuple[str, ...], width: int) -> Iterator[str]:
+    case, *figures, verdict = cells
     yield f"{case}: {verdict}"
     shown = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
     line = ""
@@ -149,7 +146,8 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{number} {word}" for word, number in numbers.items())
 
 
-def title(outcome: Outcome, verdicts: Sequence[Verdict], cause: str = "") -> str:
-    """Return a run's outcome, its cause and the count of each verdict, as pages begin."""
-    said = [cause, counts(verdicts) or "nothing was measured"]
+def title(outcome: Outcome, verdicts: Sequence[Verdict], causes: Sequence[str]) -> str:
+    """Return a run's outcome, its first cause and the count of each verdict, as pages begin."""
+    first = [cut(cause, HEADLINE) for cause in causes[:1]]
+    said = [*first, counts(verdicts) or "nothing was measured"]
     return f"Performance {outcome}: {'; '.join(filter(None, said))}"

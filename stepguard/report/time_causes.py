@@ -66,17 +66,11 @@ def how(cause: Cause) -> str:
 
 def machine_code(cause: Cause) -> str:
     """Return how the machine code of two kernels differs, "spills 0 -> 96 B"; else ""."""
-    return ", ".join(_machine_code(cause))
-
-
-def _machine_code(cause: Cause) -> Iterator[str]:
     old, new = cause.before.machine_code, cause.after.machine_code
     if not old or not new:
-        return
-    for figure, text in _MACHINE_CODE.items():
-        before, after = getattr(old, figure), getattr(new, figure)
-        if before != after:
-            yield text.format(f"{before:,d} -> {after:,d}")
+        return ""
+    both = [(text, getattr(old, name), getattr(new, name)) for name, text in _MACHINE_CODE.items()]
+    return ", ".join(text.format(f"{a:,d} -> {b:,d}") for text, a, b in both if a != b)
 
 
 def sentence(cause: Cause) -> str:

@@ -34,6 +34,7 @@ from stepguard.report import time_causes
 from stepguard.report.metric_notes import (
     in_function,
     note,
+    of_waivers,
     on_ranks,
     operator_move,
     parts,
@@ -41,7 +42,6 @@ from stepguard.report.metric_notes import (
     share_of_place,
 )
 from stepguard.report.next_steps import Commands, commit_first, next_steps
-from stepguard.report.permission_text import of_waivers
 from stepguard.report.time_causes import sentence
 
 HEADLINE, FRONT = 160, 60  # characters, and those of them that a long case id may take
@@ -224,9 +224,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
     if metric.noise_pct is not None and not in_pairs:
-        difference = row.kind == "difference"
-        noise = "95 % interval over pairs +-" if difference else "standard error over launches"
-        lines.append(f"    {noise} {metric.noise_pct:.2f} %")
+        lines.append(f"    95 % interval over pairs +- {metric.noise_pct:.2f} %")
     return lines
 
 

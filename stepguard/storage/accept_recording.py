@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, UNWANTED, format_value
-from stepguard.core.question import Question
 from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import (

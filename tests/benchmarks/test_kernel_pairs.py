@@ -36,7 +36,7 @@ from benchmarks.shared import GPT
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.core.replies import Kernels
-from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
+from stepguard.judge.time_rules import KERNEL_MARGINS
 from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
 STEP_US = 270_000.0

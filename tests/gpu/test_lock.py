@@ -14,7 +14,7 @@ import pytest
 from short_launches import measured_alone
 
 from stepguard import Case
-from stepguard.core.question import Question
+from stepguard.core.comparison import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.rule_book import judge

@@ -6,9 +6,9 @@ import pytest
 from builders import COUNTS, cpu_evidence, entry, epoch, evidence, replace, with_counts
 from msgspec import structs
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, OPERATORS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from scipy import stats
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Counts, Difference
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.replies import Counted

@@ -3,8 +3,8 @@
 import pytest
 from builders import cpu_evidence, entry_of, evidence, metric, replace, two_rank_evidence
 
+from stepguard.core.comparison import Question
 from stepguard.core.metrics import NUMBERS, OPERATORS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.step_numbers import LOSS, StepNumbers

@@ -29,9 +29,9 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.metrics import METRICS, NUMBERS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_recordings import enough_launches

@@ -9,9 +9,9 @@ from builders import PROPERTY, entry, epoch, replace, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.comparison import Question
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.rule_book import judge

@@ -90,7 +90,7 @@ def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
 def test_a_disturbed_series_is_measured_again():
     """The pairs of a difference are those of an undisturbed series alone."""
     machine = Machine(1)
-    found = measure_difference("sync_overhead", running(machine), 6)
+    found = measure_difference(running(machine), 6)
     assert found.pairs_ms == ((100.0, 101.0),) * 6
     assert machine.asked == 2
 
@@ -182,7 +182,7 @@ def fault_of(launch, measured):
         if measured == "block":
             time_blocks(launch)
         else:
-            measure_difference("sync_overhead", launch, 6)
+            measure_difference(launch, 6)
     return raised.value.fault
 
 

@@ -42,6 +42,6 @@ def test_series_follow_each_other():
         outside_ms = (level + 1) * segments * steps
         return [segments_of([level + rank] * segments, outside_ms) for rank in (0, 1)]
 
-    found = measure_difference("sync_overhead", launch(ask), 4)
+    found = measure_difference(launch(ask), 4)
     assert lengths == [3 + 4, 1 + 4]  # the machine settles before the first series alone
     assert found.pairs_ms == ((11, 11),) * 2 + ((21, 21),) * 2

@@ -16,10 +16,10 @@ import stepguard.measure.case_workers
 import stepguard.measure.driver
 import stepguard.measure.turns
 from stepguard import Case, Loop
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.metrics import SYNCS
 from stepguard.core.profile import MachineCode
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status

@@ -7,7 +7,6 @@ from stepguard.measure.plan import (
     BASE,
     HEAD,
     Do,
-    Imports,
     Next,
     SoFar,
     Stage,
@@ -74,24 +73,25 @@ def test_what_happens_next(state, expected):
 
 
 GPU, CPU = True, False
+NEXT_CASE, NOTHING_YET = ((), True), ((), False)
 
 
 @pytest.mark.parametrize(("state", "on_gpu", "ahead", "most", "expected"), [
     # One tree: the next launch, or if this is likely the last one the next case's.
-    (SoFar(LAUNCH, uncounted=(HEAD,)), GPU, 1, 3, Imports((2,))),
-    (SoFar(Need(launch=True, last=True)), GPU, 1, 3, Imports(next_case=True)),
-    (SoFar(LAUNCH, stage=Stage.COUNTED), GPU, 1, 3, Imports()),  # they began when it started
+    (SoFar(LAUNCH, uncounted=(HEAD,)), GPU, 1, 3, ((2,), False)),
+    (SoFar(Need(launch=True, last=True)), GPU, 1, 3, NEXT_CASE),
+    (SoFar(LAUNCH, stage=Stage.COUNTED), GPU, 1, 3, NOTHING_YET),  # they began when it started
     # Two trees: on a GPU the counts say if there will be another pair.
-    (two(NOTHING, uncounted=BOTH), GPU, 2, 24, Imports(next_case=True)),
-    (two(NOTHING, uncounted=BOTH), CPU, 1, 24, Imports()),
-    (two(LAST, stage=Stage.COUNTED), GPU, 2, 24, Imports(next_case=True)),
-    (two(PAIR, stage=Stage.COUNTED), GPU, 2, 24, Imports((2, 3))),
-    (two(PAIR, number=2), GPU, 2, 24, Imports((3, 4))),
-    (two(PAIR, number=2), CPU, 1, 24, Imports((3,))),
-    (two(PAIR, number=23), GPU, 2, 24, Imports((24,))),
-    (two(PAIR, number=24), GPU, 2, 24, Imports()),
-    (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), GPU, 2, 24, Imports()),
-    (two(PAIR, number=2, together=False), GPU, 2, 24, Imports()),  # there is no memory for it
+    (two(NOTHING, uncounted=BOTH), GPU, 2, 24, NEXT_CASE),
+    (two(NOTHING, uncounted=BOTH), CPU, 1, 24, NOTHING_YET),
+    (two(LAST, stage=Stage.COUNTED), GPU, 2, 24, NEXT_CASE),
+    (two(PAIR, stage=Stage.COUNTED), GPU, 2, 24, ((2, 3), False)),
+    (two(PAIR, number=2), GPU, 2, 24, ((3, 4), False)),
+    (two(PAIR, number=2), CPU, 1, 24, ((3,), False)),
+    (two(PAIR, number=23), GPU, 2, 24, ((24,), False)),
+    (two(PAIR, number=24), GPU, 2, 24, NOTHING_YET),
+    (two(NOTHING, uncounted=BOTH, stage=Stage.BUILT), GPU, 2, 24, NOTHING_YET),
+    (two(PAIR, number=2, together=False), GPU, 2, 24, NOTHING_YET),  # there is no memory for it
 ])  # fmt: skip
 def test_what_imports_meanwhile(state, on_gpu, ahead, most, expected):
     """Only what will likely be wanted: two pairs ahead on a GPU, one on a CPU's few cores."""

@@ -25,10 +25,9 @@ import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
 import stepguard.plugin.session
 from stepguard import Case
-from stepguard.core.comparison import Comparison, judged
+from stepguard.core.comparison import Comparison, Question, judged
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.question import Question
 from stepguard.judge.rule_book import need
 from stepguard.machine import inherited, requirements
 from stepguard.machine.git.resolve import TreeError

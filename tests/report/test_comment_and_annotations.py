@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
-from stepguard.core.question import Question
+from stepguard.core.comparison import Question
 from stepguard.core.reason_sentences import WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem, ProblemCode

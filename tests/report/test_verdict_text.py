@@ -126,13 +126,13 @@ def test_rows_stand_worst_first_and_align(verdicts):
     the header does.
     """
     rows = table.rows(verdicts)
-    keys = [(row.status.rank, row.cells[0]) for row in rows]
+    keys = [(status.rank, cells[0]) for cells, status in rows]
     assert keys == sorted(keys) and len(rows) == len(verdicts)
-    assert all(len(row.cells) == len(table.COLUMNS) for row in rows)
+    assert all(len(cells) == len(table.COLUMNS) for cells, _ in rows)
     header, *lines = [text for text, _ in table.lines(rows)]
     assert header.startswith("case") and "verdict" in header
-    for line, row in zip(lines, rows, strict=True):
-        assert line[header.index("verdict") :] == row.cells[-1]
+    for line, (cells, _) in zip(lines, rows, strict=True):
+        assert line[header.index("verdict") :] == cells[-1]
 
 
 # Documents
@@ -158,11 +158,11 @@ def test_the_table_fits_the_terminal_or_stacks(width, verdicts):
     """No line is wider but by a name that is; whatever a cell says is there in either form."""
     rows = table.rows(verdicts)
     shown = [line for line, _ in table.lines(rows, width)]
-    names = max(len(f"{row.cells[0]}: {row.cells[-1]}") for row in rows)
-    cells = max(len(cell) + 20 for row in rows for cell in row.cells[1:-1])
+    names = max(len(f"{row[0]}: {row[-1]}") for row, _ in rows)
+    cells = max(len(cell) + 20 for row, _ in rows for cell in row[1:-1])
     assert max(map(len, shown)) <= max(width, names, cells)
     text = "\n".join(shown)
-    assert all(cell in text for row in rows for cell in row.cells)
+    assert all(cell in text for row, _ in rows for cell in row)
     wide = [line for line, _ in table.lines(rows)]
     assert (max(map(len, wide)) <= width) == (shown == wide)
 

@@ -11,8 +11,8 @@ import stepguard.core.evidence
 from stepguard import Case
 from stepguard.cli.main import main
 from stepguard.core import former
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import to_json
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import SCHEMA, BaselineFile
 from stepguard.core.run_document import ProblemCode

@@ -25,7 +25,7 @@ from short_launches import (
 )
 
 from stepguard import Case
-from stepguard.core.question import Question
+from stepguard.core.comparison import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End
 from stepguard.core.status import Status

@@ -11,7 +11,7 @@ import factories
 import pytest
 
 from stepguard import Case
-from stepguard.core.question import Question
+from stepguard.core.comparison import Question
 from stepguard.judge.rule_book import NOTHING, Need
 from stepguard.machine.lifeline import alive
 from stepguard.measure import case_workers, driver

@@ -20,9 +20,9 @@ from builders import (
 )
 from git_repositories import git, repository
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import KEPT_RECORDINGS
 from stepguard.core.site import Site

@@ -27,9 +27,9 @@ from mutated import FUZZ, FUZZED, mutated
 from run_documents import measured, run_document
 
 from stepguard.core.case import Case
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import BaselineFile
 from stepguard.core.site import Site
@@ -40,8 +40,8 @@ from stepguard.report import metric_list, verdict_text
 from stepguard.report.document_json import as_json, result_document
 from stepguard.report.github import comment
 from stepguard.report.markdown_page import page
+from stepguard.report.metric_notes import described
 from stepguard.report.next_steps import Commands
-from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError

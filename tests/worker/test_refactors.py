@@ -16,8 +16,8 @@ import torch
 from builders import cpu_evidence, entry, epoch
 from whole_pass import count
 
+from stepguard.core.comparison import Question
 from stepguard.core.evidence import Counts
-from stepguard.core.question import Question
 from stepguard.core.status import Status
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored

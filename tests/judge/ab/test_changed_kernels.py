@@ -12,18 +12,17 @@ from builders import replace
 from comparisons import with_margins
 from recorded_kernels import as_recorded, compared, edited, profile, steady
 
-from stepguard.core.comparison import from_json
+from stepguard.core.comparison import Question, from_json
 from stepguard.core.evidence import to_json
 from stepguard.core.margins import ALPHA, PRIOR, Margins
 from stepguard.core.profile import KernelRow, StepIdentity
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.kernel_times import POWER_SHARE, times_as_counted
 from stepguard.judge.rule_book import judge
-from stepguard.judge.rules.changed_kernels import (
+from stepguard.judge.time_rules import (
     EQUAL_SHARE,
     KERNEL_MARGINS,
     LARGE_PCT,
@@ -32,8 +31,8 @@ from stepguard.judge.rules.changed_kernels import (
     PROFILED_PAIRS,
     SAME_PAIRS,
     STEP_SDS,
+    by_kernels,
     margins_of,
-    rule,
     wants_profiles,
     why_not_judged,
 )
@@ -73,7 +72,7 @@ def made(longer_pct=None, pairs=2, edit=(GELU,), step_pct=None, head=None, base=
 
 def said(found):
     """The status by this rule; None if it says nothing."""
-    decided = rule(found)
+    decided = by_kernels(found)
     return decided and decided.status
 
 
@@ -120,7 +119,7 @@ def with_parts(known, **more_us):
 def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
     """Of two cards. The steps are within their noise of it, and the verdict names the kernel."""
     found = as_recorded(chosen, turn, steps=(0.3, -0.1))
-    decided = rule(found)
+    decided = by_kernels(found)
     assert decided.low_pct < 0.171 < decided.high_pct < 0.3
     assert decided.p_value <= ALPHA and not wants_another_pair(found)
     verdict = judge(Question(pairs=found))
@@ -260,7 +259,7 @@ def test_ranks_that_exchange_are_left_to_the_plan(pairs):
     assert said(alone) is Status.SLOWER
     for found in (with_case(alone, world_size=2), exchanging):
         assert why_not_judged(found) == "ranks exchange"
-        assert rule(found) is None and not wants_profiles(found)
+        assert by_kernels(found) is None and not wants_profiles(found)
 
 
 IDLE_US, ALL_US = IDLE_SHARE * profile().parts.step_us[0], sum(kernels()) / OVERLAP
@@ -320,7 +319,7 @@ def test_margins_follow_from_the_cases(margins, used, status):
     pair says nothing of what is large elsewhere.
     """
     found = with_margins(made({GELU: 0.3}, pairs=SAME_PAIRS), *margins)
-    decided = rule(found)
+    decided = by_kernels(found)
     assert (margins_of(found, decided), decided.status) == (Margins(*used), status)
     one = said(with_margins(made({GELU: 1.0}, pairs=1), *margins))
     assert one is (Status.SLOWER if status is Status.SLOWER else None)
@@ -402,7 +401,7 @@ def test_the_change_lies_in_the_range_of_the_kernels(kernels_pct, step_pct, esti
     """At a power cap a step gives back up to half of what a kernel takes longer. Steps that are
     even slower say by themselves how much.
     """
-    decided = rule(made({GELU: kernels_pct}, step_pct=step_pct))
+    decided = by_kernels(made({GELU: kernels_pct}, step_pct=step_pct))
     assert decided.estimate_pct == pytest.approx(estimate_pct, abs=0.006)
     assert decided.low_pct < decided.estimate_pct < decided.high_pct
 

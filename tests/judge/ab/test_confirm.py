@@ -14,7 +14,7 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Joins, Verdict
-from stepguard.judge.rules import decision
+from stepguard.judge.time_rules import decision
 from stepguard.report.metric_notes import note
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from builders import block, launch, replace
-from comparisons import comparison_of
+from comparisons import alike, comparison_of
 
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
-from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, decide, figures
-from stepguard.judge.rules import decision
+from stepguard.judge.pair_statistics import MOST_PAIRS, SEQUENTIAL_PLAN, by_plan
 from stepguard.judge.soundness import MOST_REPLACED, Pairs, out_of_line
+from stepguard.judge.time_rules import decision
 
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
 
@@ -52,6 +52,11 @@ def taken(draw, count, again=True, **how):
     while len(run.ratios()) < count:
         run.take(pair(draw, **how), again)
     return run
+
+
+def status_of(run):
+    """What the plan says of a run's twelve pairs."""
+    return by_plan(alike([100 * d for d in run.ratios()[:12]])).status
 
 
 def odd(side=0):
@@ -147,11 +152,11 @@ def test_half_a_percent_is_found_among_disturbances():
     found = {}
     for again in (True, False):
         draw = np.random.default_rng(18)
-        runs = [taken(draw, 12, again, pct=0.5, slow=0.02).ratios()[:12] for _ in range(150)]
-        found[again] = sum(decide(figures(one)).status is Status.SLOWER for one in runs) / len(runs)
+        said = [status_of(taken(draw, 12, again, pct=0.5, slow=0.02)) for _ in range(150)]
+        found[again] = said.count(Status.SLOWER) / len(said)
     assert found[True] > 0.8 and found[True] > found[False] + 0.2, found
     draw = np.random.default_rng(18)
-    none = [decide(figures(taken(draw, 12, slow=0.02).ratios()[:12])).status for _ in range(150)]
+    none = [status_of(taken(draw, 12, slow=0.02)) for _ in range(150)]
     assert Status.SLOWER not in none
 
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
-from stepguard.core.comparison import Comparison, LaunchPair, from_json, judged
+from stepguard.core.comparison import Comparison, LaunchPair, Question, from_json, judged
 from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import FLOPS, METRICS
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import decision, wants_another_pair

@@ -3,13 +3,12 @@
 import pytest
 from builders import block, cpu_evidence, launch, replace
 
-from stepguard.core.comparison import Comparison
-from stepguard.core.question import Question
+from stepguard.core.comparison import Comparison, Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.rule_book import judge
-from stepguard.judge.rules import decision
+from stepguard.judge.time_rules import decision
 
 
 def pairs(*times, **changes):

@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from builders import PROPERTY
+from builders import PROPERTY, replace
+from comparisons import alike
 from error_rates import errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +21,7 @@ from stepguard.judge.pair_statistics import (
     MIN_PAIRS,
     SEQUENTIAL_PLAN,
     bounds,
-    decide,
-    figures,
+    by_plan,
     level_of,
     level_share,
     smallest_detectable_pct,
@@ -121,7 +121,7 @@ def test_bounds_by_hand():
 ])  # fmt: skip
 def test_the_rule(pairs, status, final):
     """SLOWER, FASTER, `same`, more pairs wanted, and out of pairs."""
-    found = decide(figures(pairs))
+    found = by_plan(alike([100 * d for d in pairs]))
     assert (found.status, found.final) == (status, final)
     assert found.pairs == len(pairs)
 
@@ -130,7 +130,7 @@ def test_the_rule(pairs, status, final):
 def test_what_is_no_series_of_pairs_is_refused(bad):
     """None, too many, and what is not finite."""
     with pytest.raises(ValueError):
-        figures(bad)
+        bounds(bad)
 
 
 # properties
@@ -303,7 +303,8 @@ def test_the_looks_err_by_the_level_of_many_cases(cases, ratio):
 def test_a_stricter_level_decides_less_and_never_otherwise():
     """What is SLOWER among a hundred cases is SLOWER alone."""
     pairs = log_pct(0.7, 1.1, 0.6, 1.2, 0.8, 1.0)
-    one, many = (decide(figures(pairs, alpha=level_of(cases))) for cases in (1, 500))
+    found = alike([100 * d for d in pairs])
+    one, many = (by_plan(replace(found, alpha=level_of(cases))) for cases in (1, 500))
     assert (one.status, many.status) == (Status.SLOWER, Status.INCONCLUSIVE)
     assert one.p_value == many.p_value and one.low_pct == many.low_pct
     assert many.smallest_detectable_pct >= one.smallest_detectable_pct

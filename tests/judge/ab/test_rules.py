@@ -15,7 +15,7 @@ from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import MOST_PAIRS, by_plan
-from stepguard.judge.rules import changed_kernels, decision, on_cpu, same_step
+from stepguard.judge.time_rules import by_fastest_blocks, by_kernels, by_same_step, decision
 
 
 def on_a_cpu(found, **changes):
@@ -28,12 +28,12 @@ def on_a_cpu(found, **changes):
 
 
 @pytest.mark.parametrize(("found", "rule", "reason"), [
-    (pairs(*(0.0,) * 4), same_step.rule, Reason.IDENTICAL_STEP),  # the plan would pass it, too
+    (pairs(*(0.0,) * 4), by_same_step, Reason.IDENTICAL_STEP),  # the plan would pass it, too
     (pairs(0.5), by_plan, Reason.UNDECIDED),
-    (as_recorded((1, 4, 5, 8)), changed_kernels.rule, Reason.CHANGED_KERNELS),
+    (as_recorded((1, 4, 5, 8)), by_kernels, Reason.CHANGED_KERNELS),
     (alike((0.0,) * 4), by_plan, Reason.WITHIN_MARGINS),
     (on_a_cpu(alike((0.0,) * 4)), by_plan, Reason.WITHIN_MARGINS),  # it gates its time
-    (on_a_cpu(alike((0.0,)), gates=()), on_cpu.rule, Reason.NO_SLOWDOWN),
+    (on_a_cpu(alike((0.0,)), gates=()), by_fastest_blocks, Reason.NO_SLOWDOWN),
 ])  # fmt: skip
 def test_the_first_rule_that_decides_counts(found, rule, reason):
     """The same step, kernels that differ, the plan; a CPU whose time is not gated has its own."""

@@ -9,13 +9,19 @@ import pytest
 from builders import evidence
 from comparisons import alike, with_margins
 
+from stepguard.core.comparison import Question
 from stepguard.core.profile import Parts, Profile, StepIdentity
-from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.rule_book import judge
-from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT, not_enough, rule, why_not_same
+from stepguard.judge.time_rules import (
+    MOST_ALIKE,
+    WITHIN_PCT,
+    by_same_step,
+    not_enough,
+    why_not_same,
+)
 from stepguard.report.verdict_text import page_of
 
 PARTS_OF_A_STEP = ("kernels and copies", "operators", "CUDA calls", "collectives", "settings")
@@ -58,7 +64,7 @@ def test_the_mean_of_up_to_four_pairs(ratios_pct, is_same):
     """
     assert (WITHIN_PCT, MOST_ALIKE) == (0.4, 4)
     found = pairs(*ratios_pct)
-    assert why_not_same(found) == "" and (rule(found) is not None) is is_same
+    assert why_not_same(found) == "" and (by_same_step(found) is not None) is is_same
     if is_same:
         verdict = judge(Question(pairs=found))
         assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
@@ -73,14 +79,14 @@ def test_the_mean_of_up_to_four_pairs(ratios_pct, is_same):
 
 def test_pairs_that_did_not_run_in_turns_do_not_count():
     """The card may have drifted between the sides."""
-    assert rule(replace(pairs(0.0), together=False)) is None
+    assert by_same_step(replace(pairs(0.0), together=False)) is None
 
 
 @pytest.mark.parametrize(("margins", "is_same"), [((0.2, 0.4), True), ((0.2, 0.39), False)])
 def test_a_narrower_matter_margin_needs_the_plan(margins, is_same):
     """One pair may hide a change of it."""
     found = with_margins(pairs(0.0), *margins)
-    assert (rule(found) is not None) is is_same
+    assert (by_same_step(found) is not None) is is_same
     assert why_not_same(found) == ("" if is_same else "the case's matter margin is narrower")
 
 
@@ -104,7 +110,7 @@ def test_what_is_not_known_to_be_the_same_is_timed(side, counts, why):
     """Anything unknown or different, on either side: pairs as ever."""
     found = pairs(0.0, side=side, **counts)
     assert why_not_same(found) == why
-    assert rule(found) is None and wants_another_pair(found)
+    assert by_same_step(found) is None and wants_another_pair(found)
 
 
 def test_nothing_counted_or_no_gpu():
@@ -127,9 +133,8 @@ def test_nothing_counted_or_no_gpu():
 def test_no_counter_takes_part(counts):
     """A phase's peak of 4 bytes more, or a count within its slack, makes no other step."""
     found = pairs(0.0, **counts)
-    assert judge(Question(pairs=found)).reason is Reason.IDENTICAL_STEP and not wants_another_pair(
-        found
-    )
+    assert judge(Question(pairs=found)).reason is Reason.IDENTICAL_STEP
+    assert not wants_another_pair(found)
 
 
 def test_why_one_pair_was_not_enough_is_said():

@@ -20,7 +20,7 @@ from benchmarks.kernel_rates import Recorded, found_changes
 from stepguard.core.margins import ALPHA
 from stepguard.core.status import Status
 from stepguard.judge.kernel_times import SCATTER_SHARES, Matched, Times
-from stepguard.judge.rules.changed_kernels import (
+from stepguard.judge.time_rules import (
     KERNEL_MARGINS,
     LARGE_PCT,
     PROFILED_PAIRS,
