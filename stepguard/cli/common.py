@@ -21,7 +21,7 @@ from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.rule_book import judge
-from stepguard.launch.nodes.scheduler import Launcher
+from stepguard.launch.nodes import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.requirements import require_torch

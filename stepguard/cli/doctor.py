@@ -24,7 +24,7 @@ from stepguard.core.device import GPU
 from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import torchrun
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch.nodes import (
     describe_nodes,
     machine_id,
     named_launcher,

@@ -23,7 +23,7 @@ from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
-from stepguard.launch.nodes.scheduler import Launcher, identity, spread
+from stepguard.launch.nodes import Launcher, identity, spread
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked

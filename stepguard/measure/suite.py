@@ -26,7 +26,7 @@ from stepguard.core.recording import Entry
 from stepguard.core.verdict import Verdict
 from stepguard.judge.rule_book import judge, need
 from stepguard.launch.loaded_sources import changed_modules
-from stepguard.launch.nodes.scheduler import Launcher, identity
+from stepguard.launch.nodes import Launcher, identity
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, current, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of

@@ -17,7 +17,7 @@ from stepguard.core.recording import Entry
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument, State
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import Base, guard
-from stepguard.launch.nodes.scheduler import Launcher, spread
+from stepguard.launch.nodes import Launcher, spread
 from stepguard.machine import inherited
 from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
 from stepguard.machine.gpu.nvml import Gpu

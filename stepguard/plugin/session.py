@@ -28,7 +28,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed, printable
 from stepguard.core.verdict import Joins
 from stepguard.judge.pair_statistics import level_of
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch.nodes import (
     LAUNCHER,
     Launcher,
     named_launcher,

@@ -11,8 +11,8 @@ import pytest
 from short_launches import BUSY_LIMIT_S
 
 from stepguard import Case
-from stepguard.launch.nodes import scheduler as module
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch import nodes as module
+from stepguard.launch.nodes import (
     Launcher,
     Node,
     describe_nodes,
