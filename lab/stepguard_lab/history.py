@@ -30,7 +30,6 @@ from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.run_document_file import FileKind
 from stepguard_lab import history_table as table
 from stepguard_lab.change_points import INSTALL, has_ruptures
 from stepguard_lab.history_import import Imported, import_baselines, import_evidence
@@ -40,7 +39,7 @@ from stepguard_lab.history_view import Anchor, View, view_of
 from stepguard_lab.printed import add_top
 
 STORE = "history.sqlite"
-PAGE = FileKind((".html",), BEGINS.encode())
+PAGE = {".html": BEGINS.encode()}
 MONTH = "30 days ago"  # the anchor if there is no tag: as far back as the nightly comparison looks
 
 

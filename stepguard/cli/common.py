@@ -31,8 +31,8 @@ from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage import run_document_file
+from stepguard.storage.baseline_files import today
 from stepguard.storage.kept_runs import Store, kept_files, read_evidence
-from stepguard.storage.waiver_file import today
 
 STDOUT = "-"  # in place of a file's path: print the document as the last line
 

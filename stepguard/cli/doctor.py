@@ -36,8 +36,8 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waiver_file import load_waivers, today
 from stepguard.worker.counters.cubin import DISASSEMBLER
 
 _ASK_TORCH = """

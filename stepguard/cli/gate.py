@@ -25,9 +25,9 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.baseline_files import declared, load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import declared, load_waivers, today
 
 
 def add_command(commands: Any, root: Path) -> None:

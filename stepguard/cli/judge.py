@@ -27,8 +27,8 @@ from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.baseline_files import load_waivers, today, unknown
 from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
-from stepguard.storage.waiver_file import load_waivers, today, unknown
 
 
 def add_command(commands: Any, root: Path) -> None:

@@ -36,9 +36,9 @@ from stepguard.measure.case_workers import Ahead, Bench, Progress
 from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.driver import Pairing, ask_ranks, measure
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.baseline_files import today
 from stepguard.storage.compile_cache import CompileCache
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.waiver_file import today
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 the tree changes in it, a line for each entry, old -> new, and what the run did not use.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from stepguard.core import former
+from stepguard.core.case import Case
 from stepguard.core.metrics import GATEABLE, format_value
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import both_pct
@@ -19,13 +20,19 @@ from stepguard.core.text import first, listed, meant, revision, short_hash
 from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.plugin.declared_cases import Collected
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
-from stepguard.storage import baseline_files
-from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, load, recorded
+from stepguard.storage.baseline_files import (
+    CPU_MACHINE,
+    WAIVERS,
+    files,
+    load,
+    load_waivers,
+    recorded,
+    today,
+    unknown,
+)
 from stepguard.storage.json_file import FileError, contents
-from stepguard.storage.waiver_file import declared, load_waivers, today, unknown
 
 
 @dataclass(frozen=True)
@@ -109,15 +116,10 @@ def check_baselines(
     return waivers
 
 
-def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tuple[Permission, ...]:
-    """Return the waivers of the base, behind those that this tree adds. Raises FileError."""
-    return declared(load_waivers(own, today()), base, commit)
-
-
-def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]:
+def former_lines(folder: Path, cases: Iterable[Case], machine: str) -> list[str]:
     """Return lines on former metrics that a case gates, or that the machine's files have."""
     gated: dict[str, list[str]] = {}
-    for case in filter(None, (test.case for test in collection.tests.values())):
+    for case in cases:
         for name in case.former_gates:
             gated.setdefault(name, []).append(case.id)
     instead = {**former.METRICS, **former.GATES}
@@ -189,22 +191,16 @@ def changes(old: Path, new: Path) -> list[str]:
     case. Raises FileError.
     """
     lines: list[str] = []
-    for name in _names(old, new):
-        if name != baseline_files.WAIVERS:
-            was, now = baseline_files.load(old / name), baseline_files.load(new / name)
-            both = (was.cases if was else {}, now.cases if now else {})
-            lines += _lines(name, both, _entry)
+    for name in sorted({path.name for folder in (old, new) for path in files(folder)}):
+        was, now = load(old / name), load(new / name)
+        both = (was.cases if was else {}, now.cases if now else {})
+        lines += _lines(name, both, _entry)
     waived = _waived(old), _waived(new)
-    added = _lines(baseline_files.WAIVERS, waived, _waiver)
-    return [*added, *lines]
+    return [*_lines(WAIVERS, waived, _waiver), *lines]
 
 
 def _waiver(old: str | None, new: str | None) -> str:
     return f"declared here: {new}" if old is None else f"{old} -> {new or NONE}"
-
-
-def _names(old: Path, new: Path) -> list[str]:
-    return sorted({path.name for folder in (old, new) for path in folder.glob("*.json")})
 
 
 def _waived(folder: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ guards, and what the guard says at its end.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,9 @@ from stepguard.machine import inherited
 from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.plugin.baseline_folder import folders_alone, former_lines, recorded_here
-from stepguard.plugin.declared_cases import Collected, CollectedTest
+from stepguard.plugin.declared_cases import Collected, case_of
 from stepguard.plugin.options import is_strict
-from stepguard.storage.baseline_files import CPU_MACHINE
-from stepguard.storage.waiver_file import today
+from stepguard.storage.baseline_files import CPU_MACHINE, today
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
@@ -80,11 +79,11 @@ class Selection:
         core = {name for name, entry in recorded.items() if not entry.extended}
         whole = self._whole(self._typed())
         states = []
-        for node, test in self.collection.tests.items():
-            case = self._measured.get(node, test.case)
+        for node, item in self.collection.tests.items():
+            case = self._measured.get(node, case_of(item))
             new = case is not None and case.id not in recorded and not case.extended
             guarded = case is not None and (case.id in core or new and not unsuited(case))
-            states.append(self._state(node, test, case, guarded))
+            states.append(self._state(item, case, guarded))
         modules = self.collection.modules
         unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
@@ -106,7 +105,7 @@ class Selection:
         only those.
         """
         root = self._config.rootpath.resolve()
-        files = [root / test.file for test in self.collection.tests.values()]
+        files = [root / item.location[0] for item in self.collection.tests.values()]
         folders = [Path(text).resolve() for text in typed if folders_alone(self._config, [text])]
         here = any(file.is_relative_to(folder) for file in files for folder in folders)
         return here or folders_alone(self._config, typed)
@@ -122,15 +121,16 @@ class Selection:
         named = listed(sorted({*self._config.args} - {*self._typed()}))
         return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
 
-    def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
-        state, why = self._became(node)
+    def _state(self, item: pytest.Item, case: Case | None, guarded: bool) -> CaseState:
+        state, why = self._became(item.nodeid)
+        file, line, _ = item.location
         return CaseState(
             state=state,
             case=case.id if case else "",
             why=why,
-            test=node,
-            file=test.file,
-            line=test.line,
+            test=item.nodeid,
+            file=file,
+            line=(line or 0) + 1,
             device=case.device if case else "",
             world_size=case.world_size if case else 0,
             extended=case is not None and case.extended,
@@ -175,24 +175,23 @@ SAID_BEFORE = (ProblemCode.FAILED, ProblemCode.NOT_PASSED)  # by a test, or by p
 class StrictRun:
     """The run of this process. If it is strict, it fails for what the guard finds."""
 
-    def __init__(self, config: pytest.Config, baselines: Path, collection: Collected) -> None:
+    def __init__(self, config: pytest.Config, baselines: Path) -> None:
         self.strict = is_strict(config)
         self.began: Revision | None = None  # when a strict run began
         self.baselines_dirty: list[str] = []  # then: its baselines that are not the commit's
         self.changed: dict[str, None] = {}  # what launches inherit and what changed, each once
         self.notices: list[str] = []
         self._root, self._baselines = config.rootpath, baselines
-        self._collection = collection
         self._expected: dict[str, Entry] = {}  # by case: the baselines that judge here
         # The same, and this tree's own baselines of cases that have no other.
         self.recorded = self._expected
 
-    def begin(self, gpus: Sequence[Gpu], judges: Path) -> None:
+    def begin(self, gpus: Sequence[Gpu], judges: Path, cases: Iterable[Case]) -> None:
         """Read the machine's baselines: the tree's, and those that judge. Raises FileError."""
         self._expected = recorded_here(judges, gpus)
         self.recorded = recorded_here(self._baselines, gpus) | self._expected
         machine = gpus[0].name if gpus else CPU_MACHINE
-        self.notices += former_lines(judges, self._collection, machine)
+        self.notices += former_lines(judges, cases, machine)
         if self.strict:
             seen = checkout(self._root)
             self.began = seen.revision(self._baselines)

@@ -51,11 +51,9 @@ from stepguard.plugin.baseline_folder import (
     stale_lines,
     waiver_lines,
     whole_folders,
-    with_own_waivers,
 )
-from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.declared_cases import Collected, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
-from stepguard.plugin.pytest_benchmark_bridge import Bridge
 from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import (
@@ -73,6 +71,7 @@ from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun, scaling_lines
 from stepguard.storage import run_document_file
 from stepguard.storage.accept_recording import accept
+from stepguard.storage.baseline_files import declared, load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
 
@@ -137,8 +136,8 @@ def usage_errors(front: str = "") -> Iterator[None]:
 class PerfSession:
     """The state of one pytest run. Methods raise UsageError for what would switch the gate off."""
 
-    def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
-        self._config, self._option, self._bridge = config, config.option, bridge
+    def __init__(self, config: pytest.Config, collection: Collected) -> None:
+        self._config, self._option = config, config.option
         self._began = datetime.now(UTC)
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
@@ -147,7 +146,7 @@ class PerfSession:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = StrictRun(config, self._baselines, collection)
+        self.guard = StrictRun(config, self._baselines)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: list[Problem] = []  # the usage error that ended the run
@@ -202,15 +201,12 @@ class PerfSession:
 
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before deselection. Give each test its timer."""
-        ours = [item for item in items if asks_for_perf(item)]
+        """Check tests, options and baselines before deselection."""
         # xdist hides a worker's usage errors: there each test is refused when it begins.
         if not hasattr(self._config, "workerinput"):
             for item in items:
                 refuse_without_perf(item)
             self._check_folder(all_collected)
-        for item in ours:
-            self._bridge.prepare(item)
 
     def _check_folder(self, all_collected: bool) -> None:
         self._refuse_options()
@@ -224,8 +220,8 @@ class PerfSession:
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         if self._base:
             head = current(self._root, None).commit
-            self._waivers = with_own_waivers(self._waivers, self._baselines, head)
-        self.guard.begin(self._gpus, judges)
+            self._waivers = declared(load_waivers(self._baselines, today()), self._waivers, head)
+        self.guard.begin(self._gpus, judges, self._collection.cases.values())
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 

@@ -237,11 +237,14 @@ def _is_document(path: Path) -> bool:
     """Tell whether an untracked file is the document or the page of a run: no source."""
     if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
         return False
-    try:
-        with path.open("rb") as file:
-            return describes_a_run(file.read(HEAD_BYTES))
-    except OSError:
-        return False
+    return describes_a_run(head_of(path, HEAD_BYTES))
+
+
+def head_of(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(size_bytes)
+    return b""
 
 
 def git(root: Path, *arguments: str, given: str | None = None) -> str | None:

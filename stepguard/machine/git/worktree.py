@@ -25,7 +25,7 @@ from typing import TextIO
 
 from stepguard.core.text import short_hash
 from stepguard.machine.git.resolve import Named, TreeError, resolve
-from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, git, run_git
+from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, git, head_of, run_git
 from stepguard.machine.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # contains all that is kept in a checkout: trees, runs, caches
@@ -299,11 +299,7 @@ def _files(path: Path, *arguments: str) -> list[str]:
 
 
 def _is_pointer(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(LFS_POINTER)) == LFS_POINTER
-    except OSError:
-        return False
+    return head_of(path, len(LFS_POINTER)) == LFS_POINTER
 
 
 def keep_out_of_git(folder: Path) -> None:

@@ -73,24 +73,6 @@ def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | Non
     return min(strangers, default=None)
 
 
-@dataclass(frozen=True)
-class _Gpu:
-    samples: Sequence[Sample]
-    seconds: float
-    strangers: frozenset[str]  # unexpected processes, in words
-
-    @property
-    def energy_j(self) -> float | None:
-        """Return the rise of the energy counter over the samples, scaled to the block."""
-        if len(self.samples) < 2:
-            return None
-        first, last = self.samples[0], self.samples[-1]
-        between = (last.at_ns - first.at_ns) / 1e9
-        if between <= 0:
-            return None
-        return (last.energy_mj - first.energy_mj) / 1e3 / between * self.seconds
-
-
 def annotate(
     block: Block, ranks: Ranks, local: Sequence[Poll], expected: Expected, per_node: int
 ) -> Block:
@@ -99,20 +81,29 @@ def annotate(
 
     The block's ``disturbance``, if it has one, says why the block must be measured again.
     """
-    gpus: list[_Gpu] = []
+    gpus: list[list[Sample]] = []  # what was read during the block, by rank
+    joules: list[float | None] = []
+    strangers: set[str] = set()
     for first in range(0, len(ranks), per_node):
         # A case of one rank has fewer ranks than a node.
         node = range(first, min(first + per_node, len(ranks)))
         polls = local if first == 0 else _carried(ranks[first])
-        gpus += _gpus_of(node, ranks[node.start : node.stop], polls, expected, per_node)
-    if unseen := [str(rank) for rank, gpu in enumerate(gpus) if not gpu.samples]:
+        where = f" of node {first // per_node}" if first else ""
+        began_ns = min(ranks[rank].began_ns for rank in node)
+        ended_ns = max(ranks[rank].ended_ns for rank in node)
+        for at in range(len(node)):
+            read = [poll[at] for poll in polls if at < len(poll)]
+            inside = [one for one in read if one and began_ns <= one.at_ns <= ended_ns]
+            gpus.append(inside)
+            joules.append(_energy_j(inside, (ended_ns - began_ns) / 1e9))
+            pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
+            strangers |= {f"process {pid} on the GPU{where}" for pid in pids}
+    if unseen := [str(rank) for rank, samples in enumerate(gpus) if not samples]:
         where = f" of rank {', '.join(unseen)}" if len(gpus) > 1 else ""
         text = f"no telemetry{where} during the block"
         return replace(block, disturbance=Disturbance(Reason.MACHINE_UNREADABLE, text))
-    flat = [sample for gpu in gpus for sample in gpu.samples]
+    flat = [sample for samples in gpus for sample in samples]
     slowdowns = {sample.slowdown for sample in flat if sample.slowdown}
-    strangers = frozenset().union(*(gpu.strangers for gpu in gpus))
-    joules = [gpu.energy_j for gpu in gpus]
     return replace(
         block,
         sm_clock_mhz=float(median_high(sample.sm_clock_mhz for sample in flat)),
@@ -131,20 +122,15 @@ def _disturbance(strangers: Set[str], slowdowns: Set[str]) -> Disturbance | None
     return Disturbance(reason, "; ".join([*sorted(strangers), *sorted(slowdowns)]))
 
 
-def _gpus_of(
-    node: range, ranks: Ranks, polls: Sequence[Poll], expected: Expected, per_node: int
-) -> list[_Gpu]:
-    began = min(rank.began_ns for rank in ranks)
-    ended = max(rank.ended_ns for rank in ranks)
-    where = f" of node {node.start // per_node}" if node.start else ""
-    gpus = []
-    for at in range(len(node)):
-        read = [poll[at] for poll in polls if at < len(poll)]
-        inside = [sample for sample in read if sample and began <= sample.at_ns <= ended]
-        pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
-        strangers = frozenset(f"process {pid} on the GPU{where}" for pid in pids)
-        gpus.append(_Gpu(inside, (ended - began) / 1e9, strangers))
-    return gpus
+def _energy_j(samples: Sequence[Sample], block_s: float) -> float | None:
+    """Return the rise of the energy counter over the samples, scaled to the block."""
+    if len(samples) < 2:
+        return None
+    first, last = samples[0], samples[-1]
+    between_s = (last.at_ns - first.at_ns) / 1e9
+    if between_s <= 0:
+        return None
+    return (last.energy_mj - first.energy_mj) / 1e3 / between_s * block_s
 
 
 def _carried(rank: Timed) -> list[Poll]:
