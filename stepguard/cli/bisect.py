@@ -50,7 +50,7 @@ from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import MachineError
-from stepguard.machine.other_python import survey_other
+from stepguard.machine.packages import survey_other
 from stepguard.measure.bisection import (
     Asked,
     Half,

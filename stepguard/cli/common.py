@@ -24,7 +24,7 @@ from stepguard.judge.rule_book import judge
 from stepguard.launch.nodes import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import require_torch
 from stepguard.measure.suite import Suite
 from stepguard.report import document_json
 from stepguard.report.next_steps import Commands

@@ -34,7 +34,7 @@ from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
-from stepguard.machine.requirements import requirements, unmet
+from stepguard.machine.packages import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError

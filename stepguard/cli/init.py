@@ -50,7 +50,7 @@ from stepguard.machine.git.revision import (
 )
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter, source_folders
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import require_torch
 from stepguard.storage.json_file import replace_file
 
 FACTORY = "perf_workload.py"

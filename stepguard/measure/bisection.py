@@ -18,7 +18,7 @@ from stepguard.core.verdict import Verdict, worst_first
 from stepguard.machine.git.resolve import DEEPEN, TreeError, has_commit, resolve
 from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import Notice, tree_of
-from stepguard.machine.other_python import Python
+from stepguard.machine.packages import Python
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.suite import Other, in_tree
 from stepguard.storage.compile_cache import CompileCache

@@ -30,7 +30,7 @@ from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.machine.inherited import Inherited, inherited_now
-from stepguard.machine.other_python import Python
+from stepguard.machine.packages import Python
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,

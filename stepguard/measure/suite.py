@@ -31,7 +31,7 @@ from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirma
 from stepguard.machine.git.revision import Revision, current, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.machine.other_python import Pythons
+from stepguard.machine.packages import Pythons
 from stepguard.measure.case_workers import Ahead, Bench, Progress
 from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.driver import Pairing, ask_ranks, measure

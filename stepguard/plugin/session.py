@@ -41,8 +41,7 @@ from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
-from stepguard.machine.other_python import Pythons, survey_both
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import Pythons, require_torch, survey_both
 from stepguard.measure.suite import Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
