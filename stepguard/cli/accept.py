@@ -16,7 +16,7 @@ from stepguard.cli.common import (
     complain,
     named_files,
     say,
-    verdict_today,
+    verdict_of_run,
     wanted_evidence,
 )
 from stepguard.core.evidence import Evidence
@@ -55,7 +55,7 @@ def accept_evidence(options: argparse.Namespace) -> int:
                 done = accept(target, evidence, options.reason, where=commands.in_folder())
                 say(accepted_line(done, commands), *moves(done))
                 # Judged by the new level, under which a waiver may no longer be needed.
-                verdict = verdict_today(evidence, options.baselines, waivers)
+                verdict = verdict_of_run(evidence, None, options.baselines, waivers)
                 say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
             problem = str(error)

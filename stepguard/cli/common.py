@@ -16,7 +16,6 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.question import Answer, Question
 from stepguard.core.reason_sentences import no_folder
-from stepguard.core.recording import Entry
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
@@ -148,18 +147,6 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
 
 
-def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
-    """Return what today's baseline and waivers say of the evidence, without pairs."""
-    entry = _entry_today(evidence, folder)
-    return judge(Question(evidence, entry, permissions=tuple(waivers), today=today()))
-
-
-def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
-    path = baseline.path_of(folder, evidence)
-    content = baseline.load_for(path, baseline.machine_of(evidence))
-    return content.cases.get(evidence.case_id) if content else None
-
-
 def verdict_of_run(
     evidence: Evidence | None,
     pairs: Comparison | None,
@@ -171,7 +158,9 @@ def verdict_of_run(
     if evidence is None:
         assert pairs is not None, "nothing was measured"
         return judge(Question(pairs=pairs, permissions=permissions, today=day))
-    entry = _entry_today(evidence, folder)
+    path = baseline.path_of(folder, evidence)
+    content = baseline.load_for(path, baseline.machine_of(evidence))
+    entry = content.cases.get(evidence.case_id) if content else None
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
     recorded_at = [recording.commit for recording in recordings[:1]]

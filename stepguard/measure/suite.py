@@ -351,7 +351,7 @@ class Suite:
         if head.tree_changed and fault not in head.faults:
             head = replace(head, faults=(*head.faults, fault))
         comparison = replace(comparison, head=head)
-        return comparison, self._store.keep_comparison(self.bench.folder, case.slug, comparison)
+        return comparison, self._store.keep(self.bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return a case's baseline file and its baseline on this machine. Raises FileError."""

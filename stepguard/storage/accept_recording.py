@@ -67,13 +67,6 @@ class Accepted:
     moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
 
 
-def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises FileError if it must not be one."""
-    if problem := unfit_to_record(evidence):
-        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
-    return stored(evidence)
-
-
 @one_at_a_time
 def accept(
     path: Path,
@@ -97,8 +90,13 @@ def accept(
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
-    recording, machine = recording_of(evidence), machine_of(evidence)
-    content = _content(path, machine)
+    if problem := unfit_to_record(evidence):
+        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
+    recording, machine = stored(evidence), machine_of(evidence)
+    content = load_for(path, machine)
+    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
+        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
+    content = content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     pairs = verdict
     if verdict is None or beside:  # between two environments pairs do not know the level
@@ -149,13 +147,6 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
     return msgspec.structs.replace(metric, sites=tuple(sites))
-
-
-def _content(path: Path, machine: str) -> BaselineFile:
-    content = load_for(path, machine)
-    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
-        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
-    return content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
