@@ -20,7 +20,7 @@ from stepguard.core.replies import Sources
 from stepguard.core.text import listed
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.torchrun import ENGINE, LaunchSpec
-from stepguard.machine.git.revision import git
+from stepguard.machine.git.revision import top_of
 from stepguard.machine.git.worktree import FOLDER
 
 SHOWN = 3
@@ -34,8 +34,7 @@ _BY_FOLDER = (
 
 def tree_of_root(root: Path) -> Path:
     """Return the top of the repository that contains ``root``; ``root`` if there is none."""
-    top = git(root, "rev-parse", "--show-toplevel")
-    return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
+    return (top_of(root) or root).resolve()
 
 
 def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:

@@ -29,7 +29,6 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.evidence import Fault
 from stepguard.core.replies import REPLIES
 from stepguard.launch import nodes, torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
@@ -265,7 +264,16 @@ class WorkerGroup:
         try:
             yield
         except (LostWorker, Overdue) as error:
-            raise LaunchFailed(self._diagnose(command, error)) from None
+            scene = Scene(
+                spec=self.spec,
+                token=self.token,
+                pids=self.pids,
+                agent=self._agent,
+                during=f"{self.spec.label}, {command}",
+                waited_s=time.monotonic() - self.began,
+            )
+            fault = no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
+            raise LaunchFailed(fault) from None
 
     def _watch(self) -> None:
         """Raise LostWorker if a process has ended, even a rank with status 0."""
@@ -275,17 +283,6 @@ class WorkerGroup:
         for pid in self.spec.here(self.pids).values():
             if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
-
-    def _diagnose(self, command: str, error: Exception) -> Fault:
-        scene = Scene(
-            spec=self.spec,
-            token=self.token,
-            pids=self.pids,
-            agent=self._agent,
-            during=f"{self.spec.label}, {command}",
-            waited_s=time.monotonic() - self.began,
-        )
-        return no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
 
     def let_exit(self) -> None:
         """Let the ranks exit by themselves, without waiting for it."""

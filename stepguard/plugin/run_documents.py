@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,17 +121,13 @@ def forget_documents(folder: Path, paths: Iterable[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
-    """Write the documents that were asked for; return why one could not be, a sentence each."""
+def write(targets: Mapping[str, str], folder: Path, document: RunDocument) -> list[str]:
+    """Write the documents that these options name; return why one could not be, a sentence each."""
     problems = []
-    for name in ("json", "report"):
-        target = getattr(option, f"perf_{name}")
-        # A path that was refused, such as a folder, is no reason to lose the other document.
-        if not target or not target.strip():
-            continue
-        path = folder / target
-        is_json = name == "json"
+    for option, target in targets.items():
+        path, is_json = folder / target, option == "--perf-json"
         text = document_json.as_json(document) if is_json else f"{PAGE_MARK}\n{page(document)}"
+        # A path that was refused, such as a folder, is no reason to lose the other document.
         if problem := run_document_file.unwritable(path) or run_document_file.put(path, text):
-            problems.append(f"--perf-{name}={target}: {problem}")
+            problems.append(f"{option}={target}: {problem}")
     return problems

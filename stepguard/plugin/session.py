@@ -419,7 +419,7 @@ class PerfSession:
         )
         if github.in_actions():
             self._annotations = github.annotations(document, document.problems)
-        unwritten = write(self._option, self._commands.folder, document)
+        unwritten = write(self._documents, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
         return not (own or found or unwritten)
