@@ -49,7 +49,7 @@ from stepguard.core.verdict import Verdict
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.gpu import MachineError
 from stepguard.machine.packages import survey_other
 from stepguard.measure.bisection import (
     Asked,

@@ -21,7 +21,7 @@ from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.rule_book import judge
 from stepguard.launch.nodes import Launcher
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.packages import require_torch
 from stepguard.measure.suite import Suite

@@ -32,7 +32,7 @@ from stepguard.launch.nodes import (
 )
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.machine.gpu import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.packages import requirements, unmet
 from stepguard.storage import baseline_files as baseline

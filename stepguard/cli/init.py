@@ -46,7 +46,7 @@ from stepguard.machine.git.revision import (
     run_git,
     top_of,
 )
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.machine.interpreter import interpreter, source_folders
 from stepguard.machine.packages import require_torch
 from stepguard.storage.json_file import replace_file

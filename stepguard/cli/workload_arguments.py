@@ -22,7 +22,7 @@ from stepguard.cli.common import UsageError
 from stepguard.core.case import BY_OPTIMIZER, Case, Loop, Scalar, from_dict
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.text import listed, meant
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import where_else
 

@@ -48,7 +48,7 @@ from stepguard.launch import torchrun
 from stepguard.launch.torchrun import LaunchSpec, Part, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Sampler, visible_gpus
+from stepguard.machine.gpu import Gpu, MachineError, Sampler, visible_gpus
 from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.agent import STANDBY
 

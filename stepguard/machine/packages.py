@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stepguard.core.replies import Sources
-from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.gpu import MachineError
 from stepguard.machine.interpreter import as_typed
 
 # torch is an extra of the distribution: a user who trains has one, which pip must not replace.

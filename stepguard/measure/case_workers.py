@@ -27,8 +27,7 @@ from stepguard.launch.nodes import Launcher, identity, spread
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
-from stepguard.machine.gpu.lock import GpuLocked, exclusive
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.machine.gpu import Gpu, GpuLocked, MachineError, Monitor, exclusive
 from stepguard.machine.inherited import Inherited, inherited_now
 from stepguard.machine.packages import Python
 from stepguard.measure.combine_ranks import (

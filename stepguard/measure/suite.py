@@ -30,7 +30,7 @@ from stepguard.launch.nodes import Launcher, identity
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, current, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.machine.packages import Pythons
 from stepguard.measure.case_workers import Ahead, Bench, Progress
 from stepguard.measure.combine_ranks import Answers

@@ -18,7 +18,7 @@ from stepguard.core.recording import Entry
 from stepguard.core.status import Status
 from stepguard.core.text import first, listed, meant, revision, short_hash
 from stepguard.machine.git.resolve import files_at, main_branch
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers

@@ -22,7 +22,7 @@ from stepguard.core.run_document import (
     RunDocument,
 )
 from stepguard.machine.git.revision import Revision
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report import document_json
 from stepguard.report.markdown_page import page

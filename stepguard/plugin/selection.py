@@ -20,7 +20,7 @@ from stepguard.judge.guard import Base, guard
 from stepguard.launch.nodes import Launcher, spread
 from stepguard.machine import inherited
 from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.plugin.baseline_folder import folders_alone, former_lines, recorded_here
 from stepguard.plugin.declared_cases import Collected, case_of
 from stepguard.plugin.options import is_strict

@@ -39,7 +39,7 @@ from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind, resolve
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
+from stepguard.machine.gpu import Gpu, MachineError, known_gpus, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.packages import Pythons, require_torch, survey_both
 from stepguard.measure.suite import Ended, Result, Suite

@@ -10,7 +10,7 @@ import pytest
 
 from stepguard.cli import doctor
 from stepguard.machine import inherited, packages
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, MachineError
 from stepguard.machine.interpreter import as_typed
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from stepguard.core.replies import Timed
 from stepguard.launch import nodes
-from stepguard.machine.gpu.nvml import Sample, annotate
+from stepguard.machine.gpu import Sample, annotate
 from stepguard.worker.rank_session import MachineSamples
 
 EXPECTED = ((11, 12, 21, 22),)  # a group of two ranks on each of two nodes

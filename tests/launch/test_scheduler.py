@@ -23,7 +23,7 @@ from stepguard.launch.nodes import (
     survey,
     unfit,
 )
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, MachineError
 from stepguard.storage.baseline_files import file_name
 
 START_TWICE = f"{sys.executable} {Path(__file__).with_name('start_twice.py')}"

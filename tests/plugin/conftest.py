@@ -32,7 +32,7 @@ from stepguard.core.question import Question
 from stepguard.judge.rule_book import need
 from stepguard.machine import inherited, packages
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accept_recording import accept
 

@@ -6,7 +6,7 @@ import pytest
 
 import stepguard.plugin.session
 from stepguard.launch.nodes import Launcher, Node
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, MachineError
 
 SRUN = "srun --nodes=2"
 
