@@ -32,7 +32,7 @@ from stepguard.launch.nodes import (
 )
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.machine.gpu import MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.packages import requirements, unmet
 from stepguard.storage import baseline_files as baseline
@@ -117,10 +117,6 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
         yield "ERROR", f"the driver shows {counted(len(gpus), 'GPU')}, {mine}; {mend}"
     elif not torch["disassembler"]:
         yield "note", _NO_DISASSEMBLER
-    yield from _gpus(gpus, baselines)
-
-
-def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
     for gpu in gpus:
         yield "ok", f"{gpu.name}, {gpu.uuid}, driver {gpu.driver}"
         try:

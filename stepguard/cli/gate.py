@@ -84,7 +84,13 @@ def _gate(options: argparse.Namespace) -> int:
         _annotate(github.annotations(document, problems))
         alone = len(problems) == len(document.failing)  # each such case is one problem
         return 3 if document.undecided and alone else 1  # 3: cases without a verdict, no more
-    say(_passed(document, len(expected(document, base))))
+    guarded = counted(len(expected(document, base)), "case")
+    statuses = Counter(result.verdict.status.value for result in document.results)
+    words = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    say(
+        f"the gate passes: {guarded}, all that {document.machine} has to measure, "
+        f"measured at {short_hash(document.commit)}: {words}"
+    )
     return 0
 
 
@@ -109,12 +115,3 @@ def _annotate(lines: Sequence[str]) -> None:
     # Not by say(), which breaks up such lines.
     if github.in_actions():
         sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-def _passed(document: RunDocument, guarded: int) -> str:
-    statuses = Counter(result.verdict.status.value for result in document.results)
-    words = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    return (
-        f"the gate passes: {counted(guarded, 'case')}, all that {document.machine} has to measure, "
-        f"measured at {short_hash(document.commit)}: {words}"
-    )

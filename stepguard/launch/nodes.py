@@ -48,7 +48,7 @@ from stepguard.launch import torchrun
 from stepguard.launch.torchrun import LaunchSpec, Part, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
-from stepguard.machine.gpu import Gpu, MachineError, Sampler, visible_gpus
+from stepguard.machine.gpu import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.agent import STANDBY
 
@@ -361,7 +361,7 @@ def describe(proof: Path) -> None:
     gpus, problem, unreadable = [], "", ""
     try:
         gpus = visible_gpus()
-        problem = Sampler(gpus).preflight()
+        problem = Monitor(gpus).preflight()
     except MachineError as error:
         unreadable = str(error)
     node = Node(
@@ -398,13 +398,13 @@ def run_part(path: Path) -> int:
     environment = own | shared.steering | {"PYTHONPATH": shared.python_path}
     agent = None
     try:
-        if sampler := _sampler(shared, part):
+        if monitor := _monitor(shared, part):
             environment |= {"STEPGUARD_SAMPLES": str(scratch / SAMPLES)}
         agent = torchrun.start(shared.spec, token, scratch, part, environment)
         with (scratch / SAMPLES).open("ab", buffering=0) as samples:
             while agent.poll() is None and os.getppid() == parent:
-                if sampler:
-                    _sample(sampler, samples)
+                if monitor:
+                    _sample(monitor, samples)
                 time.sleep(POLL_S)
         return 1 if agent.returncode is None or agent.returncode < 0 else agent.returncode
     finally:
@@ -423,18 +423,18 @@ def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
         agent.wait(AGENT_LIMIT_S)
 
 
-def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
-    """Return the sampler of this node's GPUs; None if pytest samples them, or none can."""
+def _monitor(shared: SharedLaunch, part: Part) -> Monitor | None:
+    """Return the monitor of this node's GPUs; None if pytest samples them, or none can."""
     if shared.spec.device == "cpu" or part.node == 0:
         return None
     try:
-        return Sampler(visible_gpus()[: shared.spec.world_size // part.nodes])
+        return Monitor(visible_gpus()[: shared.spec.world_size // part.nodes])
     except MachineError:
         return None
 
 
-def _sample(sampler: Sampler, samples: BinaryIO) -> None:
-    if sample := sampler.poll():
+def _sample(monitor: Monitor, samples: BinaryIO) -> None:
+    if sample := monitor.sample():
         samples.write(msgspec.json.encode(sample) + b"\n")
 
 

@@ -226,43 +226,6 @@ def _visible(gpus: list[Gpu], variable: str | None) -> list[Gpu]:
     return chosen
 
 
-class Sampler:
-    """Reads GPUs of this host whenever it is polled, but at least SAMPLE_S apart."""
-
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self.gpus = tuple(gpus)
-        # By UUID: an index of NVML also counts the GPUs that CUDA_VISIBLE_DEVICES hides.
-        self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        self._next = 0.0
-
-    def preflight(self) -> str:
-        """Return why a GPU is not fit to measure on, with the remedy; empty if all are. It is
-        repeated, since an ended process may be listed for seconds. Raises MachineError.
-        """
-        until = time.monotonic() + GONE_LIMIT_S
-        while (problem := self._problem()) and time.monotonic() < until:
-            time.sleep(0.2)
-        return problem
-
-    def _problem(self) -> str:
-        for gpu, handle in zip(self.gpus, self._handles, strict=True):
-            try:
-                if problem := _preflight(handle):
-                    return f"{gpu.uuid}: {problem}"
-            except pynvml.NVMLError as error:
-                problem = f"{gpu.uuid}: NVML does not answer ({error}); try: nvidia-smi"
-                raise MachineError(problem) from None
-        return ""
-
-    def poll(self) -> list[Sample | None]:
-        """Return a sample of each GPU, None for an unreadable one; empty within SAMPLE_S."""
-        now = time.monotonic()
-        if now < self._next:
-            return []
-        self._next = now + SAMPLE_S
-        return [_sample(handle) for handle in self._handles]
-
-
 class Monitor:
     """Watches a case's ``gpus``, by rank over all nodes, while its blocks run. This host has the
     first ``per_node``; other ranks send their samples.
@@ -271,13 +234,41 @@ class Monitor:
     def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:
         self.gpus = tuple(gpus)
         self._per_node = per_node or len(gpus)
-        self._sampler = Sampler(gpus[: self._per_node])
+        # By UUID: an index of NVML also counts the GPUs that CUDA_VISIBLE_DEVICES hides.
+        here = [gpu.uuid for gpu in gpus[: self._per_node]]
+        self._handles = {uuid: pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in here}
+        self._next = 0.0
         self._polls: list[Poll] = []
         self._expected: Expected = ()
 
     def preflight(self) -> str:
-        """Return why a GPU of this host is unfit; empty if none is. Raises MachineError."""
-        return self._sampler.preflight()
+        """Return why a GPU of this host is unfit, with the remedy; empty if none is. It is asked
+        again, since an ended process may be listed for seconds. Raises MachineError.
+        """
+        until = time.monotonic() + GONE_LIMIT_S
+        while (problem := self._problem()) and time.monotonic() < until:
+            time.sleep(0.2)
+        return problem
+
+    def _problem(self) -> str:
+        for uuid, handle in self._handles.items():
+            try:
+                if problem := _preflight(handle):
+                    return f"{uuid}: {problem}"
+            except pynvml.NVMLError as error:
+                problem = f"{uuid}: NVML does not answer ({error}); try: nvidia-smi"
+                raise MachineError(problem) from None
+        return ""
+
+    def sample(self) -> list[Sample | None]:
+        """Return a sample of each GPU of this host, None for an unreadable one; empty within
+        SAMPLE_S of the last one.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return []
+        self._next = now + SAMPLE_S
+        return [_sample(handle) for handle in self._handles.values()]
 
     def expect(self, *groups: Sequence[int]) -> None:
         """Set which processes may be on the GPUs from now on: by group and rank."""
@@ -285,7 +276,7 @@ class Monitor:
 
     def poll(self) -> None:
         """Take a sample of every GPU of this host if one is due."""
-        if samples := self._sampler.poll():
+        if samples := self.sample():
             self._polls.append(samples)
 
     def annotate(self, block: Block, ranks: Ranks) -> Block:

@@ -93,10 +93,7 @@ def accept(
     if problem := unfit_to_record(evidence):
         raise FileError(f"{evidence.case_id}: not recorded, {problem}")
     recording, machine = stored(evidence), machine_of(evidence)
-    content = load_for(path, machine)
-    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
-        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
-    content = content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
     pairs = verdict
     if verdict is None or beside:  # between two environments pairs do not know the level
@@ -147,6 +144,13 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
     return msgspec.structs.replace(metric, sites=tuple(sites))
+
+
+def _content(path: Path, machine: str) -> BaselineFile:
+    content = load_for(path, machine)
+    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
+        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
+    return content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_what_a_node_samples_reaches_the_block(tmp_path, monkeypatch):
     sampled = [[None], *polls(10**15, ((22,),))]
 
     class Driver:
-        def poll(self):
+        def sample(self):
             return sampled.pop(0) if sampled else []
 
     carried = MachineSamples()
