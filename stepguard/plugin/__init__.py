@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     paths = asked_documents(started.args)
     with contextlib.suppress(ModuleNotFoundError):  # _hooks() says which
         if paths:
-            from stepguard.plugin.run_documents import forget_documents
+            from stepguard.plugin.run_outputs import forget_documents
 
             forget_documents(started.dir, paths)
 

@@ -28,7 +28,7 @@ from stepguard.plugin.declared_cases import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_terminal import FailureText, write_summary
-from stepguard.plugin.run_documents import forget_documents
+from stepguard.plugin.run_outputs import forget_documents
 from stepguard.plugin.session import PerfSession
 from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError

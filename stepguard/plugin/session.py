@@ -8,12 +8,10 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,10 +21,15 @@ from stepguard.core.comparison import judged, other_side
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import no_folder, uncommitted
-from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
-from stepguard.core.status import Status
+from stepguard.core.run_document import (
+    SCHEMA,
+    CaseState,
+    GpuDocument,
+    Problem,
+    ProblemCode,
+    RunDocument,
+)
 from stepguard.core.text import listed, printable
-from stepguard.core.verdict import Joins
 from stepguard.judge.pair_statistics import level_of
 from stepguard.launch.nodes import (
     LAUNCHER,
@@ -54,7 +57,7 @@ from stepguard.plugin.baseline_folder import (
 from stepguard.plugin.declared_cases import Collected, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
 from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
-from stepguard.plugin.run_documents import problems_of, run_document, write
+from stepguard.plugin.run_outputs import Recorder, end_of, options_of, problems_of, write
 from stepguard.plugin.selection import (
     NO_GATE,
     SAID_BEFORE,
@@ -63,64 +66,14 @@ from stepguard.plugin.selection import (
     left_out_line,
     unsuited,
 )
-from stepguard.report import github, verdict_text
-from stepguard.report.metric_list import accepted_line, moves
+from stepguard.report import document_json, github, verdict_text
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun, scaling_lines
 from stepguard.storage import run_document_file
-from stepguard.storage.accept_recording import accept
-from stepguard.storage.baseline_files import declared, load_waivers, today
+from stepguard.storage.baseline_files import CPU_MACHINE, declared, load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
-
-
-class Recorder:
-    """Recordings of one run, by pytest's options. ``refused`` are what could not be recorded, which
-    fails the run; ``notices`` also say what was.
-    """
-
-    def __init__(self, option: Any, commands: Commands) -> None:
-        self.notices: list[str] = []
-        self.refused: list[str] = []
-        self._adds = option.perf_update
-        self.records = bool(option.perf_update or option.perf_update_new)
-        self._commands = commands
-        self._recorded: set[str] = set()  # case ids
-
-    def record(self, result: Result) -> None:
-        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
-        verdict = result.verdict
-        # A case that lacks only one of its metrics has recordings.
-        first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
-        more = self._adds and verdict.status is Status.SAME
-        if more and verdict.joins is Joins.UNPROVEN:
-            self.notices.append(f"{result.case.id}: not recorded, {verdict.joins.value}")
-        elif (first or more) and self._accept(result):
-            self._recorded.add(result.case.id)
-
-    def marked(self, result: Result) -> Result:
-        """Return the result. Its verdict is marked if the result is recorded."""
-        if result.case.id not in self._recorded:
-            return result
-        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
-
-    def _accept(self, result: Result) -> bool:
-        try:
-            pairs = result.comparison if result.verdict.against else None
-            done = accept(
-                result.baseline_path,
-                result.evidence,
-                "",
-                verdict=result.verdict,
-                beside=pairs.base if pairs else None,
-            )
-        except FileError as error:
-            self.notices.append(str(error))
-            self.refused.append(str(error))
-            return False
-        self.notices += [accepted_line(done, self._commands), *moves(done)]
-        return True
 
 
 @contextlib.contextmanager
@@ -451,14 +404,23 @@ class PerfSession:
         revision = self.guard.began or (self._suite.revision if self._suite else None)
         revision = revision or current(self._root, self._baselines)
         own = revision.commit if self._pythons else ""
-        return run_document(
-            self._config,
-            exitstatus,
-            self._commands,
-            began=self._began,
-            revision=revision,
-            gpus=gpus,
-            baselines=self._baselines,
+        # A reader may have another interpreter and another folder: paths are relative to the
+        # project.
+        inside = Commands(self._root, baselines=self._commands.baselines)
+        machine = gpus[0].name if gpus else CPU_MACHINE
+        return RunDocument(
+            schema=SCHEMA,
+            date=self._began.isoformat(timespec="seconds"),
+            wall_s=round((datetime.now(UTC) - self._began).total_seconds(), 3),
+            end=end_of(exitstatus),
+            passed=exitstatus == pytest.ExitCode.OK and not problems,
+            commit=revision.commit,
+            dirty=list(revision.dirty),
+            machine="" if gpus is None else machine,
+            gpus=[
+                GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()
+            ],
+            baselines=inside.relative(self._baselines),
             against=self._against,
             base_commit=self._tree.commit if self._tree else own,
             base=self._base.name if self._base else "",
@@ -467,11 +429,12 @@ class PerfSession:
             uncollected=self._collection.modules,
             changed=list(self.guard.changed),
             strict=self.guard.strict,
+            options=options_of(self._config),
             cases=states,
-            results=results,
+            results=[document_json.result_document(result, inside) for result in results],
             problems=problems,
             notices=self._notices,
-            waivers=self._waivers,
+            waivers=document_json.waiver_documents(self._waivers, results),
         )
 
     def summary(self, lists_skips: bool) -> ShownRun | None:

@@ -1,34 +1,34 @@
-"""Make and write the document of one pytest run, however the run ended."""
+"""What a pytest run leaves: recordings of its cases, and its documents, however it ended."""
 
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stepguard.core.margins import BUDGET_MIN
-from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
     PAGE_MARK,
-    SCHEMA,
     End,
-    GpuDocument,
     Options,
     Problem,
     ProblemCode,
     RunDocument,
 )
-from stepguard.machine.git.revision import Revision
-from stepguard.machine.gpu import Gpu
+from stepguard.core.status import Status
+from stepguard.core.verdict import Joins
 from stepguard.measure.suite import Result
 from stepguard.report import document_json
 from stepguard.report.markdown_page import page
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.storage import run_document_file
-from stepguard.storage.baseline_files import CPU_MACHINE
+from stepguard.storage.accept_recording import accept
+from stepguard.storage.json_file import FileError
 
 _ENDS = {
     pytest.ExitCode.USAGE_ERROR: End.REFUSED,
@@ -38,7 +38,56 @@ _ENDS = {
 _UNSET = (None, False, "", 0, BUDGET_MIN)
 
 
-def _end_of(exitstatus: int) -> End:
+class Recorder:
+    """Recordings of one run, by pytest's options. ``refused`` are what could not be recorded, which
+    fails the run; ``notices`` also say what was.
+    """
+
+    def __init__(self, option: Any, commands: Commands) -> None:
+        self.notices: list[str] = []
+        self.refused: list[str] = []
+        self._adds = option.perf_update
+        self.records = bool(option.perf_update or option.perf_update_new)
+        self._commands = commands
+        self._recorded: set[str] = set()  # case ids
+
+    def record(self, result: Result) -> None:
+        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
+        verdict = result.verdict
+        # A case that lacks only one of its metrics has recordings.
+        first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
+        more = self._adds and verdict.status is Status.SAME
+        if more and verdict.joins is Joins.UNPROVEN:
+            self.notices.append(f"{result.case.id}: not recorded, {verdict.joins.value}")
+        elif (first or more) and self._accept(result):
+            self._recorded.add(result.case.id)
+
+    def marked(self, result: Result) -> Result:
+        """Return the result. Its verdict is marked if the result is recorded."""
+        if result.case.id not in self._recorded:
+            return result
+        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
+
+    def _accept(self, result: Result) -> bool:
+        try:
+            pairs = result.comparison if result.verdict.against else None
+            done = accept(
+                result.baseline_path,
+                result.evidence,
+                "",
+                verdict=result.verdict,
+                beside=pairs.base if pairs else None,
+            )
+        except FileError as error:
+            self.notices.append(str(error))
+            self.refused.append(str(error))
+            return False
+        self.notices += [accepted_line(done, self._commands), *moves(done)]
+        return True
+
+
+def end_of(exitstatus: int) -> End:
+    """Return how pytest says that a run ended."""
     return _ENDS.get(pytest.ExitCode(exitstatus), End.FINISHED)
 
 
@@ -48,7 +97,7 @@ def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> li
     ``nothing`` that was selected has a result.
     """
     problems = [Problem(ProblemCode.NOT_RECORDED, text) for text in unrecorded]
-    end = _end_of(exitstatus)
+    end = end_of(exitstatus)
     if end is End.REFUSED:
         problems.append(Problem(ProblemCode.REFUSED, "pytest refused its arguments"))
     elif end is not End.FINISHED:
@@ -60,44 +109,8 @@ def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> li
     return problems
 
 
-def run_document(
-    config: pytest.Config,
-    exitstatus: int,
-    commands: Commands,
-    *,
-    began: datetime,
-    revision: Revision,
-    gpus: tuple[Gpu, ...] | None,
-    baselines: Path,
-    problems: list[Problem],
-    results: Sequence[Result],
-    waivers: Sequence[Permission],
-    **others: Any,
-) -> RunDocument:
-    """Return the document of a run. ``gpus`` is None if the machine cannot be read."""
-    inside = Commands(config.rootpath, baselines=commands.baselines)
-    machine = gpus[0].name if gpus else CPU_MACHINE
-    # A reader may have another interpreter and another folder: paths are relative to the project.
-    return RunDocument(
-        schema=SCHEMA,
-        date=began.isoformat(timespec="seconds"),
-        wall_s=round((datetime.now(UTC) - began).total_seconds(), 3),
-        end=_end_of(exitstatus),
-        passed=exitstatus == pytest.ExitCode.OK and not problems,
-        commit=revision.commit,
-        dirty=list(revision.dirty),
-        machine="" if gpus is None else machine,
-        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()],
-        baselines=inside.relative(baselines),
-        options=_options(config),
-        results=[document_json.result_document(result, inside) for result in results],
-        problems=problems,
-        waivers=document_json.waiver_documents(waivers, results),
-        **others,
-    )
-
-
-def _options(config: pytest.Config) -> Options:
+def options_of(config: pytest.Config) -> Options:
+    """Return how pytest was called, for the document."""
     option = vars(config.option)
     return Options(
         arguments=[str(argument) for argument in config.invocation_params.args],
