@@ -27,7 +27,6 @@ from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accept_recording import accept
-from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
 
@@ -42,7 +41,7 @@ def add_command(commands: Any, root: Path) -> None:
 def accept_evidence(options: argparse.Namespace) -> int:
     """Record the evidence that the options name. Return the exit status."""
     refused, commands = 0, commands_of(options)
-    waivers = load_waivers(options.baselines, today())
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
     for path, evidence in wanted_evidence(options, named_files(options)[0]):
         problem = (
             _without_git(evidence, options)

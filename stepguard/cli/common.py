@@ -30,7 +30,6 @@ from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage import run_document_file
-from stepguard.storage.baseline_files import today
 from stepguard.storage.kept_runs import Store, kept_files, read_evidence
 
 STDOUT = "-"  # in place of a file's path: print the document as the last line
@@ -154,7 +153,7 @@ def verdict_of_run(
     waivers: Sequence[Permission],
 ) -> Verdict:
     """Return the verdict that a run would end with today, with the pairs of its confirmation."""
-    permissions, day = tuple(waivers), today()
+    permissions, day = tuple(waivers), baseline.today()
     if evidence is None:
         assert pairs is not None, "nothing was measured"
         return judge(Question(pairs=pairs, permissions=permissions, today=day))

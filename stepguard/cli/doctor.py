@@ -36,7 +36,6 @@ from stepguard.machine.gpu import MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.packages import requirements, unmet
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.worker.counters.cubin import DISASSEMBLER
 
@@ -206,7 +205,7 @@ def _tools() -> Iterator[Finding]:
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    if waivers := load_waivers(baselines, today()):
+    if waivers := baseline.load_waivers(baselines, baseline.today()):
         yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 
 

@@ -25,7 +25,6 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.baseline_files import declared, load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
 
@@ -72,7 +71,7 @@ def _gate(options: argparse.Namespace) -> int:
         commit=options.commit,
         gpus=options.gpus,
         recorded=baseline.recorded(options.baselines),
-        today=today(),
+        today=baseline.today(),
         against=options.against,
         permissions=waivers,
     )
@@ -99,7 +98,7 @@ def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permis
     from git, not from the document, and only if the document says that it adds one: this clone must
     have the commit.
     """
-    waivers = load_waivers(options.baselines, today())
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
     outcomes = (one for result in document.results for one in result.verdict.permissions)
     if not any(outcome.permission.commit for outcome in outcomes):
         return waivers
@@ -108,7 +107,8 @@ def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permis
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         if text is not None:
             Path(folder, baseline.WAIVERS).write_text(text, errors="surrogateescape")
-        return declared(load_waivers(Path(folder), today()), waivers, commit)
+        own = baseline.load_waivers(Path(folder), baseline.today())
+        return baseline.declared(own, waivers, commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:

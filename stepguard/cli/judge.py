@@ -27,7 +27,6 @@ from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.baseline_files import load_waivers, today, unknown
 from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
 
 
@@ -41,7 +40,7 @@ def add_command(commands: Any, root: Path) -> None:
 def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
-    waivers = load_waivers(options.baselines, today())
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
     paths, alone = named_files(options)
     read = map(read_comparison, alone)
     pairs_alone = [
@@ -51,7 +50,7 @@ def _judge(options: argparse.Namespace) -> int:
     # A new case may have a waiver but no baseline yet. All kept runs are read to find such cases.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}
-    for case_id in unknown(options.baselines, waivers, known):
+    for case_id in baseline.unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
         complain(f"{where}: no baseline or kept run has {case_id!r}")
     for kept, evidence in wanted:

@@ -84,8 +84,8 @@ def pytest_make_collect_report(
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Note the tests that pytest deselects, so that the run can say why it left out their cases."""
-    if items:
-        items[0].config.stash[_COLLECTION].deselect(items)
+    for item in items:
+        item.config.stash[_COLLECTION].deselected.add(item.nodeid)
 
 
 # First: -k, -m and other plugins deselect tests in this hook, and all cases must be known before.

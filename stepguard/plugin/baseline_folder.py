@@ -44,15 +44,15 @@ class BaseBranch:
     folder: Path  # a copy of its baselines
     changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
-    def lines(self, most: int = 20) -> list[str]:
-        """Return the branch that judges, and at most ``most`` changes; empty without changes."""
+    def lines(self) -> list[str]:
+        """Return the branch that judges, and its first changes; empty without changes."""
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
         return [
             f"judged by the baselines and waivers of {judges}, and by waivers that this tree adds; "
             "its other edits do not judge; a person has to look at:",
-            *first([f"  {line}" for line in self.changes], most, "  "),
+            *first([f"  {line}" for line in self.changes], 20, "  "),
         ]
 
 
@@ -193,10 +193,8 @@ def changes(old: Path, new: Path) -> list[str]:
     lines: list[str] = []
     for name in sorted({path.name for folder in (old, new) for path in files(folder)}):
         was, now = load(old / name), load(new / name)
-        both = (was.cases if was else {}, now.cases if now else {})
-        lines += _lines(name, both, _entry)
-    waived = _waived(old), _waived(new)
-    return [*_lines(WAIVERS, waived, _waiver), *lines]
+        lines += _lines(name, was.cases if was else {}, now.cases if now else {}, _entry)
+    return [*_lines(WAIVERS, _waived(old), _waived(new), _waiver), *lines]
 
 
 def _waiver(old: str | None, new: str | None) -> str:
@@ -210,10 +208,10 @@ def _waived(folder: Path) -> dict[str, str]:
 
 def _lines(
     name: str,
-    both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
+    old: Mapping[str, Kept],
+    new: Mapping[str, Kept],
     say: Callable[[Kept | None, Kept | None], str],
 ) -> Iterator[str]:
-    old, new = both
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
         if was != now:

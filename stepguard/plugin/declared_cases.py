@@ -98,7 +98,3 @@ class Collected:
             self.modules.append(f"{report.nodeid} was skipped: {report.longrepr[2]}")
         elif not report.passed:
             self.modules.append(f"{report.nodeid} could not be collected")
-
-    def deselect(self, items: Sequence[pytest.Item]) -> None:
-        """Note tests that pytest deselected."""
-        self.deselected.update(item.nodeid for item in items)

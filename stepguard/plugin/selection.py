@@ -35,30 +35,23 @@ class Selection:
 
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
         self._config, self._option, self.collection = config, config.option, collection
-        self._kept: set[str] = set()  # left after deselection, by node id
-        self._unsuited: dict[str, str] = {}  # why this machine is not for a test, by node id
+        # By node id:
+        self._kept: set[str] = set()  # left after deselection
+        self.unsuited: dict[str, str] = {}  # why this machine is not for a test
         self._skipped: dict[str, str] = {}
         self._ran: set[str] = set()
-        self._measured: dict[str, Case] = {}
+        self.measured: dict[str, Case] = {}  # which case a test measured
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Note the tests that are left after deselection."""
         self._kept = {item.nodeid for item in items} & self.collection.tests.keys()
-
-    def unsuited(self, item: pytest.Item, reason: str) -> None:
-        """Note that this machine is not for a test's case."""
-        self._unsuited[item.nodeid] = reason
 
     def ran(self, item: pytest.Item, skipped: bool, why: str) -> None:
         """Note that a test ran, or that it was ``skipped`` and why."""
         if item.nodeid in self.collection.tests:
             self._ran.add(item.nodeid)
             if skipped:
-                self._skipped[item.nodeid] = self._unsuited.get(item.nodeid, why)
-
-    def measured(self, item: pytest.Item, case: Case) -> None:
-        """Note which case a test measured."""
-        self._measured[item.nodeid] = case
+                self._skipped[item.nodeid] = self.unsuited.get(item.nodeid, why)
 
     @property
     def asked(self) -> bool:
@@ -77,22 +70,24 @@ class Selection:
         Recorded cases and new ones that are not ``unsuited`` are guarded, unless extended.
         """
         core = {name for name, entry in recorded.items() if not entry.extended}
-        whole = self._whole(self._typed())
         states = []
         for node, item in self.collection.tests.items():
-            case = self._measured.get(node, case_of(item))
+            case = self.measured.get(node, case_of(item))
             new = case is not None and case.id not in recorded and not case.extended
             guarded = case is not None and (case.id in core or new and not unsuited(case))
             states.append(self._state(item, case, guarded))
-        modules = self.collection.modules
-        unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
-        missing = "; ".join(["no test of it was collected", *unsaid, *modules])
+        typed = self._typed()
+        whole, missing = self._whole(typed), ["no test of it was collected"]
+        if unsaid := sorted({*self._config.args} - {*typed}):
+            named = listed(unsaid)
+            missing.append(f"settings or PYTEST_ADDOPTS name {named}, the command line does not")
+        absent = "; ".join([*missing, *self.collection.modules])
         for case_id in sorted(set(recorded) - {state.case for state in states}):
             states.append(
                 CaseState(
                     state=State.ABSENT if whole else State.LEFT_OUT,
                     case=case_id,
-                    why=missing if whole else f"the arguments {listed(self._config.args)}",
+                    why=absent if whole else f"the arguments {listed(self._config.args)}",
                     extended=recorded[case_id].extended,
                     guarded=whole and case_id in core,
                 )
@@ -117,10 +112,6 @@ class Selection:
         typed = {str(argument) for argument in self._config.invocation_params.args}
         return [argument for argument in self._config.args if argument in typed]
 
-    def _unsaid(self) -> str:
-        named = listed(sorted({*self._config.args} - {*self._typed()}))
-        return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
-
     def _state(self, item: pytest.Item, case: Case | None, guarded: bool) -> CaseState:
         state, why = self._became(item.nodeid)
         file, line, _ = item.location
@@ -138,7 +129,7 @@ class Selection:
         )
 
     def _became(self, node: str) -> tuple[State, str]:
-        if node in self._measured:
+        if node in self.measured:
             return State.MEASURED, ""
         if node not in self._kept:
             return State.DESELECTED, self._why_deselected(node)
@@ -197,14 +188,13 @@ class StrictRun:
             self.began = seen.revision(self._baselines)
             if self.began.commit:
                 differ = {*seen.revision(None).dirty} - {*self.began.dirty}
-                self.baselines_dirty = sorted(differ | self._not_in_git())
-
-    def _not_in_git(self) -> set[str]:
-        """Return the baselines that git lacks, or has as a link, or that only git has."""
-        here = self._baselines.rglob("*.json")
-        tracked = tracked_files(self._root, self._baselines)
-        new = {os.path.relpath(path, self._root) for path in untracked(self._root, here, tracked)}
-        return new.union(path for path in tracked if not (self._root / path).exists())
+                here = self._baselines.rglob("*.json")
+                tracked = tracked_files(self._root, self._baselines)
+                # Baselines that git lacks, or has as a link, or that only git has.
+                new = untracked(self._root, here, tracked)
+                differ |= {os.path.relpath(path, self._root) for path in new}
+                differ |= {path for path in tracked if not (self._root / path).exists()}
+                self.baselines_dirty = sorted(differ)
 
     def note_changes(self) -> None:
         """Note what launches would inherit and what changed. A test may set it back later."""

@@ -243,7 +243,7 @@ class PerfSession:
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
-                self.selection.unsuited(item, reason)
+                self.selection.unsuited[item.nodeid] = reason
                 item.add_marker(pytest.mark.skip(reason=f"{case.id}: {reason}"))
                 continue
             self._cases.append(case)
@@ -266,7 +266,7 @@ class PerfSession:
                 item.session.shouldstop = str(ended)
         if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
-        self.selection.measured(item, case)
+        self.selection.measured[item.nodeid] = case
         self.recorder.record(result)
         return self.recorder.marked(result)
 

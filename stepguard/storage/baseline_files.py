@@ -67,14 +67,11 @@ def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
     by_machine: dict[str, dict[str, Entry]] = {}
     for path in files(folder):
         if content := load(path):
-            by_machine.setdefault(content.machine, {}).update(judged_by(path, content))
+            entries = by_machine.setdefault(content.machine, {})
+            for case_id, entry in content.cases.items():
+                if name_of(entry.case, content.machine) == path.name:  # a copy judges nothing
+                    entries[case_id] = entry
     return by_machine
-
-
-def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases that belong into a file of that name: a copy judges nothing."""
-    cases, machine = content.cases.items(), content.machine
-    return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +54,16 @@ def resolve(root: Path, rev: str) -> Named:
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
     commits = _commits(root, rev, *refs)
+    # What a tag, a branch and the beginning of a hash mean: by reference, or by hash.
     known = {ref: commits[ref] for ref in refs if commits[ref]}
     if known and _HASH.fullmatch(name) and not _FULL_HASH.fullmatch(name):
         known |= _of_short_hash(root, name)
     # CI has a branch only as its remote's. A local branch may differ from that: it may be older.
     if f"refs/tags/{name}" in known and f"refs/heads/{name}" not in known:
         known |= _branches_of_remotes(root, name)
-    _refuse_two_meanings(name, known)
+    # git would take the tag, and somebody may have set it to a commit of the branch that is judged.
+    if len(set(known.values())) > 1:
+        raise TreeError(f"{name!r} has several meanings: say {' or '.join(known)}")
     commit = commits[rev] or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
@@ -210,15 +212,6 @@ def _commits(root: Path, *names: str) -> dict[str, str]:
     # For an unknown name git prints the name, and that it is missing.
     known = {name: answer for name, answer in answers if _FULL_HASH.fullmatch(answer)}
     return dict.fromkeys(names, "") | known
-
-
-def _refuse_two_meanings(name: str, commits: Mapping[str, str]) -> None:
-    """Raise TreeError if a tag and a branch have this name, and other commits, or if another
-    commit's hash begins with it. git would take the tag, and somebody may have set it to a commit
-    of the branch that is judged. ``commits``: by reference, or by hash.
-    """
-    if len(set(commits.values())) > 1:
-        raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
 def _of_short_hash(root: Path, beginning: str) -> dict[str, str]:
