@@ -43,7 +43,6 @@ import msgspec
 import stepguard
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
-from stepguard.judge.comparable import UNSET, Tag, comparable
 from stepguard.launch import torchrun
 from stepguard.launch.torchrun import LaunchSpec, Part, spawn
 from stepguard.machine import inherited
@@ -259,19 +258,16 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
     uuids = [gpu.uuid for node in nodes for gpu in node.gpus]
     if same := sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
         return f"two nodes show {same[0]}: the launcher has to start one process on each node"
-    return differing_node(nodes)
-
-
-def differing_node(nodes: Sequence[Node]) -> str:
-    """Return how a node's software or GPUs differ from the first node's; empty if none do."""
-    first = nodes[0]
     for node in nodes[1:]:
-        for other in comparable(*({Tag.SOFTWARE: _facts(side)} for side in (first, node))):
-            here, there = ("none" if has == UNSET else has for has in (other.old, other.new))
-            return (
-                f"{node.host} has {other.key} {there}, {first.host} has {here}: "
-                "use the same software and GPUs of one kind on every node"
-            )
+        known, other = _facts(first), _facts(node)
+        # torch comes first, since others follow from its version.
+        for name in sorted(known | other, key=lambda name: (name != "torch", name)):
+            has, there = known.get(name, "none"), other.get(name, "none")
+            if has != there:
+                return (
+                    f"{node.host} has {name} {there}, {first.host} has {has}: "
+                    "use the same software and GPUs of one kind on every node"
+                )
     return ""
 
 
@@ -391,7 +387,7 @@ def run_part(path: Path) -> int:
     # it can remove the folder itself.
     scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     # Variables that change what runs have pytest's values on all nodes. Otherwise the nodes' ranks
     # would run different steps.
     own = {name: value for name, value in os.environ.items() if not steers(name)}
@@ -409,18 +405,13 @@ def run_part(path: Path) -> int:
         return 1 if agent.returncode is None or agent.returncode < 0 else agent.returncode
     finally:
         if agent:
-            _end_agent(agent)
+            # The agent ends its part even if this process is killed meanwhile: launchers send
+            # SIGKILL soon after SIGTERM.
+            agent.send_signal(signal.SIGUSR1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(AGENT_LIMIT_S)
             torchrun.end(agent, token, scratch)
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
-    """Ask the agent to end its part and to remove its scratch folder. The agent does so even if
-    this process is killed meanwhile: launchers send SIGKILL soon after SIGTERM.
-    """
-    agent.send_signal(signal.SIGUSR1)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        agent.wait(AGENT_LIMIT_S)
 
 
 def _monitor(shared: SharedLaunch, part: Part) -> Monitor | None:
@@ -436,10 +427,6 @@ def _monitor(shared: SharedLaunch, part: Part) -> Monitor | None:
 def _sample(monitor: Monitor, samples: BinaryIO) -> None:
     if sample := monitor.sample():
         samples.write(msgspec.json.encode(sample) + b"\n")
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def run_launcher(command: list[str]) -> int:

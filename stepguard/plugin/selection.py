@@ -19,7 +19,7 @@ from stepguard.core.text import counted, listed
 from stepguard.judge.guard import Base, guard
 from stepguard.launch.nodes import Launcher, spread
 from stepguard.machine import inherited
-from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
+from stepguard.machine.git.revision import Revision, current, tracked_files, untracked
 from stepguard.machine.gpu import Gpu
 from stepguard.plugin.baseline_folder import folders_alone, former_lines, recorded_here
 from stepguard.plugin.declared_cases import Collected, case_of
@@ -184,17 +184,15 @@ class StrictRun:
         machine = gpus[0].name if gpus else CPU_MACHINE
         self.notices += former_lines(judges, cases, machine)
         if self.strict:
-            seen = checkout(self._root)
-            self.began = seen.revision(self._baselines)
+            self.began = current(self._root, self._baselines)
             if self.began.commit:
-                differ = {*seen.revision(None).dirty} - {*self.began.dirty}
                 here = self._baselines.rglob("*.json")
                 tracked = tracked_files(self._root, self._baselines)
                 # Baselines that git lacks, or has as a link, or that only git has.
                 new = untracked(self._root, here, tracked)
-                differ |= {os.path.relpath(path, self._root) for path in new}
+                differ = {os.path.relpath(path, self._root) for path in new}
                 differ |= {path for path in tracked if not (self._root / path).exists()}
-                self.baselines_dirty = sorted(differ)
+                self.baselines_dirty = sorted(differ.union(self.began.baselines))
 
     def note_changes(self) -> None:
         """Note what launches would inherit and what changed. A test may set it back later."""
