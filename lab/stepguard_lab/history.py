@@ -140,11 +140,11 @@ def _anchor(root: Path, rev: str | None) -> Anchor | None:
     usual = usual or (git(root, "rev-list", "-1", f"--before={MONTH}", "HEAD") or "").strip()
     if not usual:
         return None
-    named = resolve(root, usual)
-    commits = git(root, "rev-list", named.commit)
+    commit = resolve(root, usual)
+    shown, commits = revision(usual, commit), git(root, "rev-list", commit)
     if commits is None:
-        raise TreeError(f"git does not list the commits of {named.shown}: git fsck")
-    return Anchor(revision(usual, named.commit), usual, frozenset(commits.split()))
+        raise TreeError(f"git does not list the commits of {shown}: git fsck")
+    return Anchor(shown, usual, frozenset(commits.split()))
 
 
 def _lines(views: Sequence[View], anchor: Anchor | None, options: argparse.Namespace) -> list[str]:

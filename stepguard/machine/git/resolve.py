@@ -25,21 +25,6 @@ class TreeError(Exception):
 
 
 @dataclass(frozen=True)
-class Named:
-    """A revision of the repository that contains a folder."""
-
-    rev: str  # as given
-    commit: str  # the full hash
-    top: Path  # the repository's folder
-    below: str  # the folder itself, relative to the repository's; empty at the top
-
-    @property
-    def shown(self) -> str:
-        """Return ``main (4f2a91c0d3e7)``."""
-        return revision(self.rev, self.commit)
-
-
-@dataclass(frozen=True)
 class Chosen:
     """The commit that a slowdown is judged against, if there is one."""
 
@@ -48,9 +33,11 @@ class Chosen:
     own: bool = False  # whether it is the recording's own commit, and not a substitute
 
 
-def resolve(root: Path, rev: str) -> Named:
-    """Return the one commit that ``rev`` names, "main" or "HEAD~2". Raises TreeError."""
-    top, below = _repository(root)
+def resolve(root: Path, rev: str) -> str:
+    """Return the full hash of the one commit that ``rev`` names, "main" or "HEAD~2". Raises
+    TreeError.
+    """
+    top, _ = repository(root)
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
     commits = _commits(root, rev, *refs)
@@ -67,7 +54,7 @@ def resolve(root: Path, rev: str) -> Named:
     commit = commits[rev] or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
-    return Named(rev, commit, top, below)
+    return commit
 
 
 @dataclass(frozen=True)
@@ -82,8 +69,8 @@ class Main:
 def main_branch(root: Path, rev: str = "") -> Main:
     """Return the branch that HEAD will go into: ``rev``, or the main one. Raises TreeError."""
     if rev:
-        named = resolve(root, rev)
-        name, tip = named.shown, named.commit
+        tip = resolve(root, rev)
+        name = revision(rev, tip)
     else:
         commits = _commits(root, *MAIN)
         name, tip = next(((ref, commits[ref]) for ref in MAIN if commits[ref]), ("", ""))
@@ -99,7 +86,7 @@ def main_branch(root: Path, rev: str = "") -> Main:
 
 def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
     """Return the text of each JSON file of a folder at a commit, by path. Raises TreeError."""
-    top, _ = _repository(root)
+    top, _ = repository(root)
     inside, own = folder.resolve(), top.resolve()
     if not inside.is_relative_to(own):
         raise TreeError(
@@ -185,8 +172,8 @@ def left_behind(root: Path, rev: str, commit: str) -> str:
     )
 
 
-def _repository(root: Path) -> tuple[Path, str]:
-    """Return the top of the repository, and ``root`` relative to it."""
+def repository(root: Path) -> tuple[Path, str]:
+    """Return the top of the repository, and ``root`` relative to it. Raises TreeError."""
     if shutil.which("git") is None:
         raise TreeError("git is not on the PATH, and it makes other revisions' trees: install git")
     top, real = top_of(root), root.resolve()
