@@ -14,7 +14,6 @@ from stepguard.cli.common import (
     add_parser,
     commands_of,
     complain,
-    named_files,
     say,
     verdict_of_run,
     wanted_evidence,
@@ -42,7 +41,7 @@ def accept_evidence(options: argparse.Namespace) -> int:
     """Record the evidence that the options name. Return the exit status."""
     refused, commands = 0, commands_of(options)
     waivers = baseline.load_waivers(options.baselines, baseline.today())
-    for path, evidence in wanted_evidence(options, named_files(options)[0]):
+    for path, evidence in wanted_evidence(options)[0]:
         problem = (
             _without_git(evidence, options)
             or _older(path, evidence, options)

@@ -12,7 +12,6 @@ from stepguard.cli.common import (
     add_json,
     add_parser,
     complain,
-    named_files,
     put_json,
     refuse_target,
     say,
@@ -27,7 +26,7 @@ from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
+from stepguard.storage.kept_runs import Store, pairs_beside
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -41,12 +40,7 @@ def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
     waivers = baseline.load_waivers(options.baselines, baseline.today())
-    paths, alone = named_files(options)
-    read = map(read_comparison, alone)
-    pairs_alone = [
-        pairs for pairs in read if not options.case or pairs.head.case_id in options.case
-    ]
-    wanted = wanted_evidence(options, paths, {pairs.head.case_id for pairs in pairs_alone})
+    wanted, pairs_alone = wanted_evidence(options, in_pairs=True)
     # A new case may have a waiver but no baseline yet. All kept runs are read to find such cases.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}

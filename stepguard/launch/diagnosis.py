@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     """Return the fault of a launch whose ranks only say that another rank is gone."""
     lost = _raised(scene, rank, described)
     message = f"processes of another node are gone and left no reason; {lost.message}"
-    return replace(lost, code=Reason.KILLED, message=message)
+    return Fault(Reason.KILLED, message, lost.detail, lost.during, lost.site)
 
 
 def _lost_a_peer(described: dict[str, Any]) -> bool:

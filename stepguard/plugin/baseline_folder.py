@@ -68,11 +68,10 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
     return BaseBranch(rev, main.base, into, tuple(changes(into, baselines)))
 
 
-def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
-    """Tell whether pytest was asked only for whole folders of tests. A file is only a part, and so
-    is a folder inside a folder of `testpaths`. If `testpaths` is empty or names the whole project,
-    a folder inside any folder of the project is a part. ``arguments`` are the paths to check; by
-    default all that pytest got.
+def folders_alone(config: pytest.Config, arguments: Sequence[str]) -> bool:
+    """Tell whether these paths, of pytest's arguments, are only whole folders of tests. A file is
+    only a part, and so is a folder inside a folder of `testpaths`. If `testpaths` is empty or names
+    the whole project, a folder inside any folder of the project is a part.
     """
     root = config.rootpath.resolve()
     folders = {(root / path).resolve() for path in config.getini("testpaths")}
@@ -80,9 +79,7 @@ def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None)
     if not folders or folders & {root, *root.parents}:
         folders |= {*root.iterdir()}
         folders -= {root, *root.parents}
-    paths = [
-        Path(argument).resolve() for argument in (config.args if arguments is None else arguments)
-    ]
+    paths = [Path(argument).resolve() for argument in arguments]
     return all(path.is_dir() and not folders & {*path.parents} for path in paths)
 
 
@@ -92,7 +89,7 @@ def whole_folders(config: pytest.Config) -> bool:
     # `lf` belongs to pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
-    return folders_alone(config)
+    return folders_alone(config, config.args)
 
 
 def check_baselines(
