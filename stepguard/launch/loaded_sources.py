@@ -90,7 +90,9 @@ def _problem(
             f"load a library by its path in the tree that loads it, {_BY_FOLDER}"
         )
     outside, off = f"outside of {top}", "take that folder off PYTHONPATH or uninstall"
-    if modules := copies(sources, package, top):
+    # The engine is always the caller's.
+    of_package = _outside(sources, top) if package != ENGINE.name else []
+    if modules := [one for one in of_package if one[0].partition(".")[0] == package]:
         return f"{_came(modules, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
     if modules := others(answer, top, spec.root.resolve(), changed):
         packages = sorted({name.partition(".")[0] for name, _ in modules})
@@ -105,13 +107,6 @@ def of_the_tree(ranks: Sequence[Sources], top: Path) -> set[Path]:
     files = {file for answer in ranks for file in answer.sources.values()}
     below = os.path.join(top, "")
     return {Path(file) for file in files if _is_source(file, below)}
-
-
-def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
-    """Return the modules of the factory's package that came from outside of the tree at ``top``."""
-    if package == ENGINE.name:  # the engine is always the caller's
-        return []
-    return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
 
 
 def others(

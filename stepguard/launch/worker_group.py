@@ -309,7 +309,9 @@ class WorkerGroup:
         if self._closed:
             return
         with interrupts_deferred():
-            if self._waits_for_its_first_command():
+            standby = not self.released and (self._scratch / STANDBY).exists()
+            # What has imported and was never asked for anything has written all to its end.
+            if not self.pids and (standby or self._control.somebody_waits()):
                 self._mark.end()
             self._control.close()
             # The launcher is ended first: only it can end the parts on other nodes. A token finds
@@ -320,8 +322,3 @@ class WorkerGroup:
             torchrun.end(self._agent, self.token, self._scratch, here)
             self._mark.clean()
             self._closed = True
-
-    def _waits_for_its_first_command(self) -> bool:
-        """Tell whether a launch that was never asked for anything has imported."""
-        standby = not self.released and (self._scratch / STANDBY).exists()
-        return not self.pids and (standby or self._control.somebody_waits())

@@ -65,8 +65,6 @@ def slowdown(bits: int) -> str:
 
 
 Poll = Sequence[Sample | None]  # a sample of every GPU of a node
-
-
 # The worker groups whose ranks may be on the GPUs: the process ids of each, by rank.
 Expected = Sequence[Sequence[int]]
 
@@ -145,13 +143,12 @@ def _energy_j(samples: Sequence[Sample], block_s: float) -> float | None:
     return (last.energy_mj - first.energy_mj) / 1e3 / between_s * block_s
 
 
-def _carried(rank: Timed) -> list[Poll]:
+def _carried(rank: Timed) -> Sequence[Poll]:
     """Return what a rank of another node sent along; empty if it could read nothing."""
     try:
-        polls: list[Poll] = msgspec.convert(rank.samples, list[list[Sample | None]])
+        return msgspec.convert(rank.samples, list[list[Sample | None]])
     except msgspec.ValidationError:
         return []
-    return polls
 
 
 SAMPLE_S = 0.05

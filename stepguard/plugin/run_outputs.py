@@ -49,10 +49,11 @@ class Recorder:
         self._adds = option.perf_update
         self.records = bool(option.perf_update or option.perf_update_new)
         self._commands = commands
-        self._recorded: set[str] = set()  # case ids
 
-    def record(self, result: Result) -> None:
-        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
+    def record(self, result: Result) -> Result:
+        """Record a result if that is wanted, and return it, marked if it is recorded.
+        What moved opens a level, which ``accept`` does.
+        """
         verdict = result.verdict
         # A case that lacks only one of its metrics has recordings.
         first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
@@ -60,13 +61,8 @@ class Recorder:
         if more and verdict.joins is Joins.UNPROVEN:
             self.notices.append(f"{result.case.id}: not recorded, {verdict.joins.value}")
         elif (first or more) and self._accept(result):
-            self._recorded.add(result.case.id)
-
-    def marked(self, result: Result) -> Result:
-        """Return the result. Its verdict is marked if the result is recorded."""
-        if result.case.id not in self._recorded:
-            return result
-        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
+            return replace(result, verdict=structs.replace(verdict, recorded=True))
+        return result
 
     def _accept(self, result: Result) -> bool:
         try:

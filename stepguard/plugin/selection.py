@@ -3,7 +3,6 @@ guards, and what the guard says at its end.
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class Selection:
         # By node id:
         self._kept: set[str] = set()  # left after deselection
         self.unsuited: dict[str, str] = {}  # why this machine is not for a test
-        self._skipped: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}  # why a test was
         self._ran: set[str] = set()
         self.measured: dict[str, Case] = {}  # which case a test measured
 
@@ -51,17 +50,12 @@ class Selection:
         if item.nodeid in self.collection.tests:
             self._ran.add(item.nodeid)
             if skipped:
-                self._skipped[item.nodeid] = self.unsuited.get(item.nodeid, why)
+                self.skipped[item.nodeid] = self.unsuited.get(item.nodeid, why)
 
     @property
     def asked(self) -> bool:
         """Tell whether a test that takes ``perf`` is left after deselection."""
         return bool(self._kept)
-
-    @property
-    def skips(self) -> Counter[str]:
-        """Return how many tests were skipped, by reason."""
-        return Counter(self._skipped.values())
 
     def states(
         self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
@@ -133,8 +127,8 @@ class Selection:
             return State.MEASURED, ""
         if node not in self._kept:
             return State.DESELECTED, self._why_deselected(node)
-        if node in self._skipped:
-            return State.SKIPPED, self._skipped[node]
+        if node in self.skipped:
+            return State.SKIPPED, self.skipped[node]
         return State.UNMEASURED, NO_RESULT if node in self._ran else NO_TURN
 
     def _why_deselected(self, node: str) -> str:

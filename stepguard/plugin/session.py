@@ -267,8 +267,8 @@ class PerfSession:
         if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
         self.selection.measured[item.nodeid] = case
-        self.recorder.record(result)
-        return self.recorder.marked(result)
+        suite.results[-1] = self.recorder.record(result)
+        return suite.results[-1]
 
     def _after(self, case: Case) -> Case | None:
         """Return the next case, if pytest keeps the order in which it collected them."""
@@ -386,8 +386,7 @@ class PerfSession:
         self._notices += scaling_lines(suite.results)
 
     def _results(self) -> list[Result]:
-        results = self._suite.results if self._suite else []
-        return [self.recorder.marked(result) for result in results]
+        return self._suite.results if self._suite else []
 
     def _document(
         self,
@@ -450,7 +449,7 @@ class PerfSession:
             first,
             self._notices,
             self._option.tbstyle != "no",
-            {} if results and lists_skips else self.selection.skips,
+            {} if results and lists_skips else Counter(self.selection.skipped.values()),
             problems=self._missed,
             annotations=self._annotations,
         )
