@@ -39,7 +39,7 @@ from stepguard.core.case import Case
 from stepguard.core.profile import KernelRow
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.revision import current
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.measure import turns
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker, watch
 from stepguard.measure.driver import NAMES

@@ -41,7 +41,7 @@ from benchmarks.longer_kernels import LONGER
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, git, run_until
 from stepguard.core.comparison import from_json
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 
 CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS | LONGER
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from scipy.special import betaincinv, stdtrit
 
-from stepguard.machine.gpu.nvml import MachineError, visible_gpus
+from stepguard.machine.gpu import MachineError, visible_gpus
 
 ROOT = Path(__file__).resolve().parents[1]
 GPT, WORKLOADS = "model/gpt.py", "model/workloads.py"

@@ -68,7 +68,7 @@ def shell(tmp_path, monkeypatch, capsys):
     def keep_comparison(head, base, **fields):
         store = Store(tmp_path)
         found = Comparison("main", head, base, **fields)
-        return store.keep_comparison(store.new_run(), "0", found)
+        return store.keep(store.new_run(), "0", found)
 
     def commit():
         (tmp_path / ".gitignore").write_text(".stepguard/\n")

@@ -13,8 +13,7 @@ import pytest
 from stepguard.core.case import Case
 from stepguard.core.comparison import Question
 from stepguard.core.evidence import Evidence
-from stepguard.launch import diagnosis, torchrun, worker_group
-from stepguard.launch.nodes import scheduler
+from stepguard.launch import diagnosis, nodes, torchrun, worker_group
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
 from stepguard.measure import warm_up
@@ -71,7 +70,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
     for module in (worker_group, torchrun):
         monkeypatch.setattr(module, "GONE_LIMIT_S", BUSY_LIMIT_S)
-    monkeypatch.setattr(scheduler, "ASK_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(nodes, "ASK_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 60.0)
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 

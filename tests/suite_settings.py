@@ -16,7 +16,7 @@ import pytest
 from builders import PROPERTY
 from hypothesis import settings
 
-import stepguard.storage.waiver_file
+import stepguard.storage.baseline_files
 
 # The same examples in every run, in any order and beside whatever else: else a run fails by chance,
 # and the next one does not show it. Hypothesis also draws constants of the modules that are loaded,
@@ -120,7 +120,7 @@ def environment() -> Iterator[None]:
             monkeypatch.delenv(name, raising=False)
         # No file has to outlive a crash of the machine.
         monkeypatch.setattr(os, "fsync", lambda handle: None)
-        monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
+        monkeypatch.setattr(stepguard.storage.baseline_files, "datetime", OneDay)
         compiler = sys.modules.get("torch._inductor.config")  # it read them when it was imported
         with compiler.patch(IN_PROCESS) if compiler else contextlib.nullcontext():
             yield

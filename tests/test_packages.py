@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import stepguard
-from stepguard.machine.gpu.nvml import MachineError
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.gpu import MachineError
+from stepguard.machine.packages import require_torch
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -30,7 +30,6 @@ from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.run_document_file import FileKind
 from stepguard_lab import history_table as table
 from stepguard_lab.change_points import INSTALL, has_ruptures
 from stepguard_lab.history_import import Imported, import_baselines, import_evidence
@@ -40,7 +39,7 @@ from stepguard_lab.history_view import Anchor, View, view_of
 from stepguard_lab.printed import add_top
 
 STORE = "history.sqlite"
-PAGE = FileKind((".html",), BEGINS.encode())
+PAGE = {".html": BEGINS.encode()}
 MONTH = "30 days ago"  # the anchor if there is no tag: as far back as the nightly comparison looks
 
 
@@ -141,11 +140,11 @@ def _anchor(root: Path, rev: str | None) -> Anchor | None:
     usual = usual or (git(root, "rev-list", "-1", f"--before={MONTH}", "HEAD") or "").strip()
     if not usual:
         return None
-    named = resolve(root, usual)
-    commits = git(root, "rev-list", named.commit)
+    commit = resolve(root, usual)
+    shown, commits = revision(usual, commit), git(root, "rev-list", commit)
     if commits is None:
-        raise TreeError(f"git does not list the commits of {named.shown}: git fsck")
-    return Anchor(revision(usual, named.commit), usual, frozenset(commits.split()))
+        raise TreeError(f"git does not list the commits of {shown}: git fsck")
+    return Anchor(shown, usual, frozenset(commits.split()))
 
 
 def _lines(views: Sequence[View], anchor: Anchor | None, options: argparse.Namespace) -> list[str]:

@@ -22,8 +22,7 @@ from stepguard.core.case import Case
 from stepguard.core.device import GPU, is_gpu
 from stepguard.launch import torchrun
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu.lock import GpuLocked, exclusive
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import GpuLocked, exclusive, visible_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.compile_cache import CompileCache, Mark
 from stepguard.storage.kept_runs import Store

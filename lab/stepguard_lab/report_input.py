@@ -24,6 +24,7 @@ from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.interpreter import as_typed
 from stepguard.report.verdict_text import page_of
 from stepguard.storage import baseline_files
+from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import (
     COMPARISON,
@@ -35,7 +36,6 @@ from stepguard.storage.kept_runs import (
     read_evidence,
 )
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import load_waivers, today
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.measure.suite import Result
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError, read, save

@@ -25,7 +25,6 @@ from stepguard.cli.common import (
 from stepguard.core.profile import Profile, Work, mean, merged, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.run_document_file import FileKind
 from stepguard.trace.columns import PYTHON
 from stepguard.trace.kernel_classes import Classes, parse_classes, usual_classes
 from stepguard.trace.make_profile import profile
@@ -59,9 +58,9 @@ FIGURES = (
     "us_per_step",
     "us_sd_per_step",
 )
-TABLE = FileKind((".csv",), ",".join(COLUMNS).encode())
-PICTURE = FileKind((".svg",), BEGINS.encode())
-STACKS = FileKind((".folded",))
+TABLE = {".csv": ",".join(COLUMNS).encode()}  # how earlier such files begin
+PICTURE = {".svg": BEGINS.encode()}
+STACKS = {".folded": b""}
 
 
 def add_command(commands: Any, root: Path) -> None:

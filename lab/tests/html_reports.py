@@ -12,7 +12,7 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import page_of
-from stepguard.storage.waiver_file import today
+from stepguard.storage.baseline_files import today
 from stepguard_lab.history_page import page as history_page
 from stepguard_lab.history_store import measurement_of, series_of
 from stepguard_lab.history_view import Anchor, view_of

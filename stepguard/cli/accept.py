@@ -14,9 +14,8 @@ from stepguard.cli.common import (
     add_parser,
     commands_of,
     complain,
-    named_files,
     say,
-    verdict_today,
+    verdict_of_run,
     wanted_evidence,
 )
 from stepguard.core.evidence import Evidence
@@ -29,7 +28,6 @@ from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.waiver_file import load_waivers, today
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -42,63 +40,69 @@ def add_command(commands: Any, root: Path) -> None:
 def accept_evidence(options: argparse.Namespace) -> int:
     """Record the evidence that the options name. Return the exit status."""
     refused, commands = 0, commands_of(options)
-    waivers = load_waivers(options.baselines, today())
-    for path, evidence in wanted_evidence(options, named_files(options)[0]):
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
+    for path, evidence in wanted_evidence(options)[0]:
+        problem = (
+            _without_git(evidence, options)
+            or _older(path, evidence, options)
+            or _foreign(path, evidence, options)
+        )
         try:
-            # Inside the loop: a case that is refused does not stop the others.
-            _refuse_without_git(evidence, options)
-            _refuse_older(path, evidence, options)
-            _refuse_foreign(path, evidence, options)
-            target = baseline.path_of(options.baselines, evidence)
-            done = accept(target, evidence, options.reason, where=commands.in_folder())
-            say(accepted_line(done, commands), *moves(done))
-            # Judged by the new level, under which a waiver may no longer be needed.
-            verdict = verdict_today(evidence, options.baselines, waivers)
-            say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
+            if not problem:
+                target = baseline.path_of(options.baselines, evidence)
+                done = accept(target, evidence, options.reason, where=commands.in_folder())
+                say(accepted_line(done, commands), *moves(done))
+                # Judged by the new level, under which a waiver may no longer be needed.
+                verdict = verdict_of_run(evidence, None, options.baselines, waivers)
+                say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
-            complain(error)
+            problem = str(error)
+        if problem:  # it does not stop the others
+            complain(problem)
             refused += 1
     return 1 if refused else 0
 
 
-def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise FileError for evidence without a commit if the tree still has none; say why."""
+def _without_git(evidence: Evidence, options: argparse.Namespace) -> str:
+    """Refuse evidence without a commit if the tree still has none; say why."""
     if not evidence.commit and (why := no_commit(options.root)):
-        raise FileError(f"{evidence.case_id}: not recorded, {why}; then measure again")
+        return f"{evidence.case_id}: not recorded, {why}; then measure again"
+    return ""
 
 
-def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise FileError for evidence of an older run and of another commit than HEAD: the user may
-    expect evidence of the last run, which left none of this case. Evidence that the user names by
-    its path is accepted.
+def _older(path: Path, evidence: Evidence, options: argparse.Namespace) -> str:
+    """Refuse evidence of an older run and of another commit than HEAD: the user may expect evidence
+    of the last run, which left none of this case. Evidence that the user names by its path is
+    accepted.
     """
     last = not options.case and Store(options.root).is_newest(path)
     # accept() refuses evidence of a dirty tree, named or not, and says what mends it.
     if options.evidence or last or evidence.of_no_commit:
-        return
+        return ""
     head = current(options.root, options.baselines).commit
-    if head and evidence.commit != head:
-        raise FileError(
-            f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
-            f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
-            f"or, if you mean that one: --evidence {shlex.quote(os.path.relpath(path))}"
-        )
+    if not head or evidence.commit == head:
+        return ""
+    return (
+        f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
+        f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
+        f"or, if you mean that one: --evidence {shlex.quote(os.path.relpath(path))}"
+    )
 
 
-def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise FileError for evidence that this checkout did not measure, unless the main branch has
-    its commit. Later alarms measure that commit again, so it must be reviewed and must not
-    disappear.
+def _foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> str:
+    """Refuse evidence that this checkout did not measure, unless the main branch has its commit.
+    Later alarms measure that commit again, so it must be reviewed and must not disappear.
     """
     if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
-        return
+        return ""
     front = f"{evidence.case_id}: not recorded, its commit {short_hash(printable(evidence.commit))}"
     commit = known_commit(options.root, evidence.commit)
     if not commit:
-        raise FileError(f"{front} is not in this repository: git fetch origin")
+        return f"{front} is not in this repository: git fetch origin"
     try:
         main = main_branch(options.root)
     except TreeError as error:
-        raise FileError(f"{front} cannot be looked for: {error}") from None
+        return f"{front} cannot be looked for: {error}"
     if not has_commit(options.root, main.tip, commit):
-        raise FileError(f"{front} is not on {main.name}: accept what a run of {main.name} measured")
+        return f"{front} is not on {main.name}: accept what a run of {main.name} measured"
+    return ""

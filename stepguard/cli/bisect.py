@@ -46,15 +46,15 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Entry, Epoch
 from stepguard.core.status import Status
 from stepguard.core.strict_json import DocumentPart
-from stepguard.core.text import counted, short_hash
+from stepguard.core.text import counted, revision, short_hash
 from stepguard.core.verdict import Verdict, worst_first
 from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.machine.git.resolve import DEEPEN, TreeError, has_commit, resolve
 from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, Notice, tree_of
-from stepguard.machine.gpu.nvml import MachineError
-from stepguard.machine.other_python import Python, survey_other
+from stepguard.machine.gpu import MachineError
+from stepguard.machine.packages import Python, survey_other
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.driver import measure
 from stepguard.measure.suite import Other, Suite, in_tree, measure_beside
@@ -174,15 +174,16 @@ Range = Commits | Interpreters
 def commits_between(root: Path, good: str, bad: str, notice: Notice) -> Commits:
     """Return the commits between two revisions. Raises TreeError if GOOD is no ancestor of BAD."""
     then, now = resolve(root, good), resolve(root, bad)
-    if then.commit == now.commit:
-        raise TreeError(f"{then.shown} and {now.shown} are one commit: name an older GOOD")
-    if not has_commit(root, now.commit, then.commit):
-        both = (git(root, "merge-base", then.commit, now.commit) or "").strip()
-        if both == now.commit:
-            raise TreeError(f"{then.shown} comes after {now.shown}: name the older one first")
+    older, newer = revision(good, then), revision(bad, now)
+    if then == now:
+        raise TreeError(f"{older} and {newer} are one commit: name an older GOOD")
+    if not has_commit(root, now, then):
+        both = (git(root, "merge-base", then, now) or "").strip()
+        if both == now:
+            raise TreeError(f"{older} comes after {newer}: name the older one first")
         mend = f"name a commit that both have: {short_hash(both)}" if both else DEEPEN
-        raise TreeError(f"{then.shown} is no ancestor of {now.shown}: {mend}")
-    return Commits(root, then.commit, now.commit, notice)
+        raise TreeError(f"{older} is no ancestor of {newer}: {mend}")
+    return Commits(root, then, now, notice)
 
 
 def moves_of(verdict: Verdict) -> list[Move]:

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,21 @@ from stepguard.core.comparison import Answer, Comparison, Question
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import no_folder
-from stepguard.core.recording import Entry
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.rule_book import judge
-from stepguard.launch.nodes.scheduler import Launcher
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.launch.nodes import Launcher
+from stepguard.machine.gpu import visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import require_torch
 from stepguard.measure.suite import Suite
 from stepguard.report import document_json
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage import run_document_file
-from stepguard.storage.kept_runs import Store, kept_files, read_evidence
-from stepguard.storage.waiver_file import today
+from stepguard.storage.kept_runs import Store, kept_files, read_comparison, read_evidence
 
 STDOUT = "-"  # in place of a file's path: print the document as the last line
 
@@ -147,18 +145,6 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
 
 
-def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
-    """Return what today's baseline and waivers say of the evidence, without pairs."""
-    entry = _entry_today(evidence, folder)
-    return judge(Question(evidence, entry, permissions=tuple(waivers), today=today()))
-
-
-def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
-    path = baseline.path_of(folder, evidence)
-    content = baseline.load_for(path, baseline.machine_of(evidence))
-    return content.cases.get(evidence.case_id) if content else None
-
-
 def verdict_of_run(
     evidence: Evidence | None,
     pairs: Comparison | None,
@@ -166,11 +152,13 @@ def verdict_of_run(
     waivers: Sequence[Permission],
 ) -> Verdict:
     """Return the verdict that a run would end with today, with the pairs of its confirmation."""
-    permissions, day = tuple(waivers), today()
+    permissions, day = tuple(waivers), baseline.today()
     if evidence is None:
         assert pairs is not None, "nothing was measured"
         return judge(Question(pairs=pairs, permissions=permissions, today=day))
-    entry = _entry_today(evidence, folder)
+    path = baseline.path_of(folder, evidence)
+    content = baseline.load_for(path, baseline.machine_of(evidence))
+    entry = content.cases.get(evidence.case_id) if content else None
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
     recorded_at = [recording.commit for recording in recordings[:1]]
@@ -179,33 +167,31 @@ def verdict_of_run(
     return judge(Question(evidence, entry, answer=answer, permissions=permissions, today=day))
 
 
-def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
-    """Return the files of evidence that the options name, and the comparisons without evidence."""
-    if options.evidence:
-        return kept_files(Path(options.evidence))
-    store = Store(options.root)
-    # For a named case the newest evidence of any run: the last run may have measured other cases.
-    return list(store.newest().values()) if options.case else store.last_run(), []
-
-
 def wanted_evidence(
-    options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
-) -> list[tuple[Path, Evidence]]:
+    options: argparse.Namespace, in_pairs: bool = False
+) -> tuple[list[tuple[Path, Evidence]], list[Comparison]]:
     """Return each file with its evidence, for the cases that the options name, or for all if they
-    name none. ``paths`` are the files of named_files(). A case may have evidence of several
-    machines. A case in ``judged`` is judged without evidence.
+    name none. A case may have evidence of several machines. If ``in_pairs``, also return the pairs
+    of cases that have no evidence beside them.
 
-    Raises ValueError if there is no evidence, or if a case is unknown; FileError if a file is no
+    Raises ValueError if there is nothing, or if a case is unknown; FileError if a file is no
     evidence.
     """
-    store = Store(options.root)
-    source = str(Path(options.evidence) if options.evidence else store.runs)
-    if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
-        say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
+    store, alone = Store(options.root), list[Path]()
+    if options.evidence:
+        source, against, folder = Path(options.evidence), "", store.runs
+        paths, alone = kept_files(source)
+    else:
+        source, (against, folder) = store.runs, store.last_against()
+        # For a named case the newest evidence of any run: the last run may have measured others.
+        paths = [*store.newest().values()] if options.case else store.last_run()
+        if paths and not options.case and not store.is_newest(paths[0]):
+            say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
+    read = map(read_comparison, alone if in_pairs else ())
+    pairs = [one for one in read if not options.case or one.head.case_id in options.case]
     kept = [(path, read_evidence(path)) for path in paths]
-    known = {*judged, *(evidence.case_id for _, evidence in kept)}
+    known = {one.head.case_id for one in pairs} | {evidence.case_id for _, evidence in kept}
     unknown = [case_id for case_id in options.case if case_id not in known]
-    against, folder = ("", store.runs) if options.evidence else store.last_against()
     # Checked first: the other errors would make the reader look for evidence that never existed.
     if against and (unknown or not kept):
         raise ValueError(
@@ -220,4 +206,4 @@ def wanted_evidence(
     if unknown:
         listed = ", ".join(sorted(known))
         raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
-    return [item for item in kept if item[1].case_id in (options.case or known)]
+    return [item for item in kept if item[1].case_id in (options.case or known)], pairs

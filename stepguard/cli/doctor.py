@@ -24,7 +24,7 @@ from stepguard.core.device import GPU
 from stepguard.core.reason_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import torchrun
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch.nodes import (
     describe_nodes,
     machine_id,
     named_launcher,
@@ -32,12 +32,11 @@ from stepguard.launch.nodes.scheduler import (
 )
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.machine.gpu import MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed
-from stepguard.machine.requirements import requirements, unmet
+from stepguard.machine.packages import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waiver_file import load_waivers, today
 from stepguard.worker.counters.cubin import DISASSEMBLER
 
 _ASK_TORCH = """
@@ -117,10 +116,6 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
         yield "ERROR", f"the driver shows {counted(len(gpus), 'GPU')}, {mine}; {mend}"
     elif not torch["disassembler"]:
         yield "note", _NO_DISASSEMBLER
-    yield from _gpus(gpus, baselines)
-
-
-def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
     for gpu in gpus:
         yield "ok", f"{gpu.name}, {gpu.uuid}, driver {gpu.driver}"
         try:
@@ -210,7 +205,7 @@ def _tools() -> Iterator[Finding]:
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    if waivers := load_waivers(baselines, today()):
+    if waivers := baseline.load_waivers(baselines, baseline.today()):
         yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 
 

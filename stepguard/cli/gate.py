@@ -27,7 +27,6 @@ from stepguard.report.metric_notes import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import declared, load_waivers, today
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -72,7 +71,7 @@ def _gate(options: argparse.Namespace) -> int:
         commit=options.commit,
         gpus=options.gpus,
         recorded=baseline.recorded(options.baselines),
-        today=today(),
+        today=baseline.today(),
         against=options.against,
         permissions=waivers,
     )
@@ -84,7 +83,13 @@ def _gate(options: argparse.Namespace) -> int:
         _annotate(github.annotations(document, problems, Path.cwd()))
         alone = len(problems) == len(document.failing)  # each such case is one problem
         return 3 if document.undecided and alone else 1  # 3: cases without a verdict, no more
-    say(_passed(document, len(expected(document, base))))
+    guarded = counted(len(expected(document, base)), "case")
+    statuses = Counter(result.verdict.status.value for result in document.results)
+    words = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    say(
+        f"the gate passes: {guarded}, all that {document.machine} has to measure, "
+        f"measured at {short_hash(document.commit)}: {words}"
+    )
     return 0
 
 
@@ -93,7 +98,7 @@ def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permis
     from git, not from the document, and only if the document says that it adds one: this clone must
     have the commit.
     """
-    waivers = load_waivers(options.baselines, today())
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
     outcomes = (one for result in document.results for one in result.verdict.permissions)
     if not any(outcome.permission.commit for outcome in outcomes):
         return waivers
@@ -102,19 +107,11 @@ def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permis
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         if text is not None:
             Path(folder, baseline.WAIVERS).write_text(text, errors="surrogateescape")
-        return declared(load_waivers(Path(folder), today()), waivers, commit)
+        own = baseline.load_waivers(Path(folder), baseline.today())
+        return baseline.declared(own, waivers, commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:
     # Not by say(), which breaks up such lines.
     if github.in_actions():
         sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-def _passed(document: RunDocument, guarded: int) -> str:
-    statuses = Counter(result.verdict.status.value for result in document.results)
-    words = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    return (
-        f"the gate passes: {counted(guarded, 'case')}, all that {document.machine} has to measure, "
-        f"measured at {short_hash(document.commit)}: {words}"
-    )

@@ -29,10 +29,8 @@ from stepguard.cli.common import UsageError, say
 from stepguard.cli.workload_arguments import (
     RUNS_AS_IT_IS,
     add_parameters,
-    loop_of,
-    missing,
+    chosen_case,
     parameters,
-    script_of,
 )
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
@@ -48,9 +46,9 @@ from stepguard.machine.git.revision import (
     run_git,
     top_of,
 )
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.machine.interpreter import interpreter, source_folders
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import require_torch
 from stepguard.storage.json_file import replace_file
 
 FACTORY = "perf_workload.py"
@@ -236,14 +234,13 @@ def _quoted(value: Scalar) -> str:
 def _settings(root: Path) -> Wanted | None:
     """Return the file that makes ``root`` pytest's root; None if it is that already."""
     why = "pytest's root, where baselines/ will be"
-    own = Wanted(root / "pytest.ini", "[pytest]\n", why)
     if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
         return None
-    if (root / "pyproject.toml").is_file():
-        return Wanted(root / "pyproject.toml", "\n[tool.pytest.ini_options]\n", why)
-    if (root / "setup.cfg").is_file():
-        return Wanted(root / "setup.cfg", "\n[tool:pytest]\n", why)
-    return own
+    sections = {"pyproject.toml": "tool.pytest.ini_options", "setup.cfg": "tool:pytest"}
+    for name, section in sections.items():
+        if (root / name).is_file():
+            return Wanted(root / name, f"\n[{section}]\n", why)
+    return Wanted(root / "pytest.ini", "[pytest]\n", why)
 
 
 def _has_section(root: Path) -> bool:
@@ -361,32 +358,15 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _wanted_case(options: argparse.Namespace) -> Case:
-    params, device = parameters(options)
+    _, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
     if cpu and ranks > (most := RANKS_OF_A_CORE * (os.cpu_count() or 1)):
         raise UsageError(f"--gpus {ranks}: of a CPU's ranks this machine can run {most} at most")
     several = f"-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else ""
+    if not options.script and ":" not in options.factory:
+        raise UsageError(f"{options.factory!r}: write package.module:function, or -- SCRIPT")
     name = options.name or f"{device}{several}"
-    workload, args = script_of(options) if options.script else (options.factory, ())
-    if not options.script and ":" not in workload:
-        raise UsageError(f"{workload!r}: write package.module:function, or -- SCRIPT")
-    try:
-        case = Case(
-            name,
-            workload,
-            params,
-            device=device,
-            world_size=ranks,
-            launches=1 if cpu else 3,
-            args=args,
-            loop=loop_of(options),
-            data=tuple(options.data),
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if problem := missing(workload, options.root):
-        raise UsageError(problem)
-    return case
+    return chosen_case(options, name=name, data=tuple(options.data))
 
 
 def _again(python: str) -> str:

@@ -12,7 +12,6 @@ from stepguard.cli.common import (
     add_json,
     add_parser,
     complain,
-    named_files,
     put_json,
     refuse_target,
     say,
@@ -27,8 +26,7 @@ from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
 from stepguard.report.metric_notes import of_waivers
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
-from stepguard.storage.waiver_file import load_waivers, today, unknown
+from stepguard.storage.kept_runs import Store, pairs_beside
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -41,17 +39,12 @@ def add_command(commands: Any, root: Path) -> None:
 def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
-    waivers = load_waivers(options.baselines, today())
-    paths, alone = named_files(options)
-    read = map(read_comparison, alone)
-    pairs_alone = [
-        pairs for pairs in read if not options.case or pairs.head.case_id in options.case
-    ]
-    wanted = wanted_evidence(options, paths, {pairs.head.case_id for pairs in pairs_alone})
+    waivers = baseline.load_waivers(options.baselines, baseline.today())
+    wanted, pairs_alone = wanted_evidence(options, in_pairs=True)
     # A new case may have a waiver but no baseline yet. All kept runs are read to find such cases.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}
-    for case_id in unknown(options.baselines, waivers, known):
+    for case_id in baseline.unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
         complain(f"{where}: no baseline or kept run has {case_id!r}")
     for kept, evidence in wanted:

@@ -33,9 +33,9 @@ from stepguard.cli import (
 from stepguard.cli.common import UsageError, complain
 from stepguard.core import former
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.gpu import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
-from stepguard.machine.requirements import commands_of_packages, to_install_lab
+from stepguard.machine.packages import commands_of_packages, to_install_lab
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import root_of
 

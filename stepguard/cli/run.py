@@ -20,7 +20,7 @@ from stepguard.cli.common import (
 )
 from stepguard.cli.workload_arguments import RUNS_AS_IT_IS, add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
-from stepguard.launch.nodes.scheduler import named_launcher, survey
+from stepguard.launch.nodes import named_launcher, survey
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Ended, Result
 from stepguard.report.document_json import result_document

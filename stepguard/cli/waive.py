@@ -21,14 +21,13 @@ from stepguard.judge.waiver_rules import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git
 from stepguard.report.metric_notes import described
 from stepguard.report.verdict_text import headline
-from stepguard.storage.kept_runs import Store, last_measured
-from stepguard.storage.waiver_file import (
-    BadWaiver,
+from stepguard.storage.baseline_files import (
     add_waiver,
     load_waivers,
     remove_waivers,
     today,
 )
+from stepguard.storage.kept_runs import Store, last_measured
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -84,7 +83,7 @@ def _waive(options: argparse.Namespace) -> int:
         )
         try:
             path = add_waiver(options.baselines, waiver, today(), known)
-        except BadWaiver as error:
+        except ValueError as error:
             raise UsageError(str(error)) from None
         say(f"{waiver.case}: {described(waiver)}")
     say(f"written to {path}; commit it, so that everybody has it")

@@ -22,7 +22,7 @@ from stepguard.cli.common import UsageError
 from stepguard.core.case import BY_OPTIMIZER, Case, Loop, Scalar, from_dict
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.text import listed, meant
-from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.gpu import visible_gpus
 from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import where_else
 
@@ -106,19 +106,24 @@ def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
     return params, str(device or (GPU if visible_gpus() else CPU))
 
 
-def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options choose, by default with 3 launches, on a CPU with 1."""
+def chosen_case(
+    options: argparse.Namespace,
+    launches: int | None = None,
+    name: str = "run",
+    data: tuple[str, ...] = (),
+) -> Case:
+    """Return the case that the options choose, by default with 3 launches, on a CPU with 1.
+    ``name`` and ``data`` are of one that is not recorded.
+    """
     params, device = parameters(options)
+    script = getattr(options, "script", ())
     try:
-        if getattr(options, "script", ()):
-            path, arguments = script_of(options)
+        if script or ":" in options.factory:
+            path, args = script_of(options) if script else (options.factory, ())
             ranks, loop = options.gpus or 1, loop_of(options)
-            case = Case("run", path, params, device, ranks, args=arguments, loop=loop)
-        elif ":" not in options.factory:
-            case = _varied(_on_device(options, device), params, options.gpus)
+            case = Case(name, path, params, device, ranks, args=args, loop=loop, data=data)
         else:
-            ranks, loop = options.gpus or 1, loop_of(options)
-            case = Case("run", options.factory, params, device, ranks, loop=loop)
+            case = _varied(_on_device(options, device), params, options.gpus)
         # On a CPU times are not gated, so one launch is enough for the counters.
         usual = 3 if is_gpu(case.device) else 1
         case = replace(case, launches=usual if launches is None else launches)

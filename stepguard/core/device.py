@@ -1,7 +1,7 @@
 """The two kinds of devices that a case runs on, named as torch and a case name them.
 
 torch calls every GPU that it drives through ``torch.cuda`` "cuda", AMD's too. Only three places
-know a vendor's own interfaces: machine/gpu/ (driver), trace/api_calls.py (names of API calls) and
+know a vendor's own interfaces: machine/gpu.py (driver), trace/api_calls.py (names of API calls) and
 worker/torch_device.py (torch's interface to the device).
 """
 

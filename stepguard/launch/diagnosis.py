@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,12 @@ class LaunchFailed(Exception):
 class Scene:
     """A launch that failed, and what is known of it."""
 
-    spec: LaunchSpec  # its folder has notes, error files and logs
+    spec: LaunchSpec  # its folder has notes, error files and logs of the processes on all nodes
     token: str
     pids: Mapping[int, int]  # by rank, of ranks that said hello; empty before that
     agent: "subprocess.Popen[bytes]"
     during: str  # "launch 2, block"
     waited_s: float
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder in which the launch's processes on all nodes left what they wrote."""
-        return self.spec.folder
 
     @property
     def ranks(self) -> range:
@@ -97,30 +92,28 @@ class Scene:
 
     def position(self, rank: int) -> str:
         """Return the last position of a rank: "block, step 12, phase backward"."""
-        return read_position(self.folder / f"note-{rank}")
+        return read_position(self.spec.folder / f"note-{rank}")
 
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines that a rank wrote."""
-        return _tail(self.folder / f"stderr-{rank}.log")
+        return _tail(self.spec.folder / f"stderr-{rank}.log")
 
     def agent_log(self) -> str:
         """Return the last lines that the launcher, if there is one, and the agents wrote."""
         nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
-        return "".join(_tail(path) for path in (self.folder / "launcher.log", *nodes))
+        return "".join(_tail(path) for path in (self.spec.folder / "launcher.log", *nodes))
 
     def endings(self) -> list[Ending]:
         """Return what the agents of all nodes have noted so far."""
-        nodes = range(self.spec.nodes)
-        return [
-            ending for node in nodes for ending in read_endings(endings_file(self.folder, node))
-        ]
+        files = [endings_file(self.spec.folder, node) for node in range(self.spec.nodes)]
+        return [ending for file in files for ending in read_endings(file)]
 
 
 def no_answer(scene: Scene) -> Fault:
     """Return the fault of a launch that did not answer in time: where every rank is."""
     pids = list(scene.pids_here.values()) or pids_by_token(scene.token)
-    logs = [scene.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
-    logs = [log for log in logs if log.exists()] or [scene.folder / "agent.log"]
+    logs = [scene.spec.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
+    logs = [log for log in logs if log.exists()] or [scene.spec.folder / "agent.log"]
     before = _sizes(logs)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -198,7 +191,7 @@ def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     """Return the fault of a launch whose ranks only say that another rank is gone."""
     lost = _raised(scene, rank, described)
     message = f"processes of another node are gone and left no reason; {lost.message}"
-    return replace(lost, code=Reason.KILLED, message=message)
+    return Fault(Reason.KILLED, message, lost.detail, lost.during, lost.site)
 
 
 def _lost_a_peer(described: dict[str, Any]) -> bool:
@@ -223,7 +216,7 @@ def _error_files(scene: Scene) -> list[RankError]:
     errors = []
     for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
-            text = (scene.folder / f"error-{rank}.json").read_text()
+            text = (scene.spec.folder / f"error-{rank}.json").read_text()
             errors.append((rank, json.loads(text)))
     several = scene.spec.nodes > 1
     # The cause comes first: the earliest error. Clocks of several nodes cannot be compared, so

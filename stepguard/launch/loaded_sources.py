@@ -20,7 +20,7 @@ from stepguard.core.replies import Sources
 from stepguard.core.text import listed
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.torchrun import ENGINE, LaunchSpec
-from stepguard.machine.git.revision import git
+from stepguard.machine.git.revision import top_of
 from stepguard.machine.git.worktree import FOLDER
 
 SHOWN = 3
@@ -34,8 +34,7 @@ _BY_FOLDER = (
 
 def tree_of_root(root: Path) -> Path:
     """Return the top of the repository that contains ``root``; ``root`` if there is none."""
-    top = git(root, "rev-parse", "--show-toplevel")
-    return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
+    return (top_of(root) or root).resolve()
 
 
 def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
@@ -91,7 +90,9 @@ def _problem(
             f"load a library by its path in the tree that loads it, {_BY_FOLDER}"
         )
     outside, off = f"outside of {top}", "take that folder off PYTHONPATH or uninstall"
-    if modules := copies(sources, package, top):
+    # The engine is always the caller's.
+    of_package = _outside(sources, top) if package != ENGINE.name else []
+    if modules := [one for one in of_package if one[0].partition(".")[0] == package]:
         return f"{_came(modules, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
     if modules := others(answer, top, spec.root.resolve(), changed):
         packages = sorted({name.partition(".")[0] for name, _ in modules})
@@ -106,13 +107,6 @@ def of_the_tree(ranks: Sequence[Sources], top: Path) -> set[Path]:
     files = {file for answer in ranks for file in answer.sources.values()}
     below = os.path.join(top, "")
     return {Path(file) for file in files if _is_source(file, below)}
-
-
-def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
-    """Return the modules of the factory's package that came from outside of the tree at ``top``."""
-    if package == ENGINE.name:  # the engine is always the caller's
-        return []
-    return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
 
 
 def others(

@@ -29,11 +29,9 @@ from typing import Any
 
 import msgspec
 
-from stepguard.core.evidence import Fault
 from stepguard.core.replies import REPLIES
-from stepguard.launch import torchrun
+from stepguard.launch import nodes, torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
-from stepguard.launch.nodes import scheduler
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
 from stepguard.machine.lifeline import alive, interrupts_deferred
 from stepguard.storage.compile_cache import Mark
@@ -45,11 +43,7 @@ POLL_S = 0.05
 
 
 class LostWorker(Exception):
-    """The other side has closed the socket."""
-
-
-class _ClosedPeer(LostWorker):
-    """A read or a write found the socket closed."""
+    """Rank 0 has closed the socket, or a process has ended."""
 
 
 class Overdue(Exception):
@@ -80,9 +74,9 @@ class Control:
                 continue
             self._peer = peer
             # Another process of this user may send something that is not JSON, or nothing.
-            with contextlib.suppress(ValueError, TypeError, _ClosedPeer):
+            with contextlib.suppress(ValueError, TypeError):
                 hello = self._receive(until, poll)
-                if hello.get("hello") == self._token:
+                if hello and hello.get("hello") == self._token:
                     return hello
             peer.close()
             self._buffer = b""
@@ -111,6 +105,8 @@ class Control:
         began = None
         while True:
             message = self._receive(until, poll)
+            if message is None:
+                raise LostWorker("the socket was closed")
             if "begin" in message:
                 began = perf_counter()
             elif "progress" in message:
@@ -126,16 +122,17 @@ class Control:
             self._peer.close()
         self._listener.close()
 
-    def _receive(self, until: float, poll: Poll) -> Message:
+    def _receive(self, until: float, poll: Poll) -> Message | None:
+        """Return the next message; None if the other side has closed the socket."""
         assert self._peer is not None
         while b"\n" not in self._buffer:
             self._wait(self._peer, until, poll)
             try:
                 chunk = self._peer.recv(1 << 20)
-            except OSError as error:
-                raise _ClosedPeer(str(error)) from None
+            except OSError:  # it was reset
+                return None
             if not chunk:
-                raise _ClosedPeer("the socket was closed")
+                return None
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return dict(json.loads(line))
@@ -175,7 +172,7 @@ class WorkerGroup:
         self._mark = Mark(spec.cache, self.token)
         self._mark.begin()
         try:
-            start = scheduler.start if spec.launcher else torchrun.start
+            start = nodes.start if spec.launcher else torchrun.start
             self._agent = start(spec, self.token, self._scratch, environment=environment)
         except BaseException:
             self._control.close()
@@ -267,7 +264,16 @@ class WorkerGroup:
         try:
             yield
         except (LostWorker, Overdue) as error:
-            raise LaunchFailed(self._diagnose(command, error)) from None
+            scene = Scene(
+                spec=self.spec,
+                token=self.token,
+                pids=self.pids,
+                agent=self._agent,
+                during=f"{self.spec.label}, {command}",
+                waited_s=time.monotonic() - self.began,
+            )
+            fault = no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
+            raise LaunchFailed(fault) from None
 
     def _watch(self) -> None:
         """Raise LostWorker if a process has ended, even a rank with status 0."""
@@ -277,17 +283,6 @@ class WorkerGroup:
         for pid in self.spec.here(self.pids).values():
             if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
-
-    def _diagnose(self, command: str, error: Exception) -> Fault:
-        scene = Scene(
-            spec=self.spec,
-            token=self.token,
-            pids=self.pids,
-            agent=self._agent,
-            during=f"{self.spec.label}, {command}",
-            waited_s=time.monotonic() - self.began,
-        )
-        return no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
 
     def let_exit(self) -> None:
         """Let the ranks exit by themselves, without waiting for it."""
@@ -314,19 +309,16 @@ class WorkerGroup:
         if self._closed:
             return
         with interrupts_deferred():
-            if self._waits_for_its_first_command():
+            standby = not self.released and (self._scratch / STANDBY).exists()
+            # What has imported and was never asked for anything has written all to its end.
+            if not self.pids and (standby or self._control.somebody_waits()):
                 self._mark.end()
             self._control.close()
             # The launcher is ended first: only it can end the parts on other nodes. A token finds
             # only processes of this host.
             if self.spec.launcher:
-                scheduler.end_launcher(scheduler.launcher_token(self.token))
+                nodes.end_launcher(nodes.launcher_token(self.token))
             here = self.spec.here(self.pids).values()
             torchrun.end(self._agent, self.token, self._scratch, here)
             self._mark.clean()
             self._closed = True
-
-    def _waits_for_its_first_command(self) -> bool:
-        """Tell whether a launch that was never asked for anything has imported."""
-        standby = not self.released and (self._scratch / STANDBY).exists()
-        return not self.pids and (standby or self._control.somebody_waits())

@@ -23,14 +23,13 @@ from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
-from stepguard.launch.nodes.scheduler import Launcher, identity, spread
+from stepguard.launch.nodes import Launcher, identity, spread
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
-from stepguard.machine.gpu.lock import GpuLocked, exclusive
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.machine.gpu import Gpu, GpuLocked, MachineError, Monitor, exclusive
 from stepguard.machine.inherited import Inherited, inherited_now
-from stepguard.machine.other_python import Python
+from stepguard.machine.packages import Python
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,

@@ -25,7 +25,7 @@ from stepguard.core.replies import Prepared
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 
 Answers = list[Any]  # of every rank, in rank order: one of core/replies.py
 

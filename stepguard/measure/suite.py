@@ -25,19 +25,19 @@ from stepguard.core.recording import Entry
 from stepguard.core.verdict import Verdict
 from stepguard.judge.rule_book import judge, need
 from stepguard.launch.loaded_sources import changed_modules
-from stepguard.launch.nodes.scheduler import Launcher, identity
+from stepguard.launch.nodes import Launcher, identity
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, current, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of
-from stepguard.machine.gpu.nvml import Gpu
-from stepguard.machine.other_python import Pythons
+from stepguard.machine.gpu import Gpu
+from stepguard.machine.packages import Pythons
 from stepguard.measure.case_workers import Ahead, Bench, Progress
 from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.driver import Pairing, ask_ranks, measure
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.baseline_files import today
 from stepguard.storage.compile_cache import CompileCache
 from stepguard.storage.kept_runs import Store
-from stepguard.storage.waiver_file import today
 
 
 @dataclass(frozen=True)
@@ -350,7 +350,7 @@ class Suite:
         if head.tree_changed and fault not in head.faults:
             head = replace(head, faults=(*head.faults, fault))
         comparison = replace(comparison, head=head)
-        return comparison, self._store.keep_comparison(self.bench.folder, case.slug, comparison)
+        return comparison, self._store.keep(self.bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return a case's baseline file and its baseline on this machine. Raises FileError."""

@@ -19,9 +19,9 @@ import pytest
 import stepguard.machine.inherited  # noqa: F401
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
-from stepguard.plugin.declared_cases import Collected, cases, lacks_perf
+from stepguard.plugin import pytest_benchmark_bridge
+from stepguard.plugin.declared_cases import Collected, Sink, cases, lacks_perf
 from stepguard.plugin.options import add_options, asked_documents, read_settings
-from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink, WithBenchmark, WithoutBenchmark
 
 __all__ = ["cases"]
 
@@ -31,7 +31,6 @@ MARKERS = (
     "smoke: runs on a CPU; gates counters only (skipped where there is a GPU, unless -m smoke)",
     "extended: beyond the core suite; run with -m extended",
 )
-_BRIDGE = pytest.StashKey[Bridge]()
 _COLLECTION = pytest.StashKey[Collected]()
 _HOOKS = "stepguard-hooks"
 
@@ -43,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     paths = asked_documents(started.args)
     with contextlib.suppress(ModuleNotFoundError):  # _hooks() says which
         if paths:
-            from stepguard.plugin.run_documents import forget_documents
+            from stepguard.plugin.run_outputs import forget_documents
 
             forget_documents(started.dir, paths)
 
@@ -55,9 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     # pytest-benchmark is active by its entry point, or by -p pytest_benchmark.plugin without
     # autoload.
-    active = map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))
-    bridge = config.stash[_BRIDGE] = WithBenchmark() if any(active) else WithoutBenchmark()
-    config.pluginmanager.register(bridge, "stepguard-bridge")
+    if any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
+        config.pluginmanager.register(pytest_benchmark_bridge, "stepguard-bridge")
     config.stash[_COLLECTION] = Collected()
 
 
@@ -86,8 +84,8 @@ def pytest_make_collect_report(
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Note the tests that pytest deselects, so that the run can say why it left out their cases."""
-    if items:
-        items[0].config.stash[_COLLECTION].deselect(items)
+    for item in items:
+        item.config.stash[_COLLECTION].deselected.add(item.nodeid)
 
 
 # First: -k, -m and other plugins deselect tests in this hook, and all cases must be known before.
@@ -114,11 +112,17 @@ def _hooks(config: pytest.Config) -> Any:
             f"stepguard needs {error.name}, which is not installed for {sys.executable}: "
             f"source .venv/bin/activate, or see {as_typed('stepguard doctor')}"
         ) from None
-    hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
+    hooks.begin(config, config.stash[_COLLECTION])
     # If -p no: blocks these hooks, nothing would measure the cases.
     if config.pluginmanager.register(hooks, _HOOKS) is None:
         raise pytest.UsageError(f"-p no:{_HOOKS}: it is a part of stepguard; block all or none")
     return hooks
+
+
+@pytest.fixture
+def perf_sink() -> Sink:
+    """Return a sink that drops what it gets. The bridge's overrides it, where it is registered."""
+    return lambda samples_ms, info: None
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 the tree changes in it, a line for each entry, old -> new, and what the run did not use.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from stepguard.core import former
+from stepguard.core.case import Case
 from stepguard.core.metrics import GATEABLE, format_value
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import both_pct
@@ -17,15 +18,21 @@ from stepguard.core.recording import Entry
 from stepguard.core.status import Status
 from stepguard.core.text import first, listed, meant, revision, short_hash
 from stepguard.machine.git.resolve import files_at, main_branch
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.measure.suite import Result
-from stepguard.plugin.declared_cases import Collected
 from stepguard.report.metric_notes import described, of_waivers
 from stepguard.report.next_steps import Commands
-from stepguard.storage import baseline_files
-from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, load, recorded
+from stepguard.storage.baseline_files import (
+    CPU_MACHINE,
+    WAIVERS,
+    files,
+    load,
+    load_waivers,
+    recorded,
+    today,
+    unknown,
+)
 from stepguard.storage.json_file import FileError, contents
-from stepguard.storage.waiver_file import declared, load_waivers, today, unknown
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,15 @@ class BaseBranch:
     folder: Path  # a copy of its baselines
     changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
-    def lines(self, most: int = 20) -> list[str]:
-        """Return the branch that judges, and at most ``most`` changes; empty without changes."""
+    def lines(self) -> list[str]:
+        """Return the branch that judges, and its first changes; empty without changes."""
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
         return [
             f"judged by the baselines and waivers of {judges}, and by waivers that this tree adds; "
             "its other edits do not judge; a person has to look at:",
-            *first([f"  {line}" for line in self.changes], most, "  "),
+            *first([f"  {line}" for line in self.changes], 20, "  "),
         ]
 
 
@@ -61,11 +68,10 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
     return BaseBranch(rev, main.base, into, tuple(changes(into, baselines)))
 
 
-def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
-    """Tell whether pytest was asked only for whole folders of tests. A file is only a part, and so
-    is a folder inside a folder of `testpaths`. If `testpaths` is empty or names the whole project,
-    a folder inside any folder of the project is a part. ``arguments`` are the paths to check; by
-    default all that pytest got.
+def folders_alone(config: pytest.Config, arguments: Sequence[str]) -> bool:
+    """Tell whether these paths, of pytest's arguments, are only whole folders of tests. A file is
+    only a part, and so is a folder inside a folder of `testpaths`. If `testpaths` is empty or names
+    the whole project, a folder inside any folder of the project is a part.
     """
     root = config.rootpath.resolve()
     folders = {(root / path).resolve() for path in config.getini("testpaths")}
@@ -73,9 +79,7 @@ def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None)
     if not folders or folders & {root, *root.parents}:
         folders |= {*root.iterdir()}
         folders -= {root, *root.parents}
-    paths = [
-        Path(argument).resolve() for argument in (config.args if arguments is None else arguments)
-    ]
+    paths = [Path(argument).resolve() for argument in arguments]
     return all(path.is_dir() and not folders & {*path.parents} for path in paths)
 
 
@@ -85,7 +89,7 @@ def whole_folders(config: pytest.Config) -> bool:
     # `lf` belongs to pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
-    return folders_alone(config)
+    return folders_alone(config, config.args)
 
 
 def check_baselines(
@@ -109,15 +113,10 @@ def check_baselines(
     return waivers
 
 
-def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tuple[Permission, ...]:
-    """Return the waivers of the base, behind those that this tree adds. Raises FileError."""
-    return declared(load_waivers(own, today()), base, commit)
-
-
-def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]:
+def former_lines(folder: Path, cases: Iterable[Case], machine: str) -> list[str]:
     """Return lines on former metrics that a case gates, or that the machine's files have."""
     gated: dict[str, list[str]] = {}
-    for case in filter(None, (test.case for test in collection.tests.values())):
+    for case in cases:
         for name in case.former_gates:
             gated.setdefault(name, []).append(case.id)
     instead = {**former.METRICS, **former.GATES}
@@ -189,22 +188,14 @@ def changes(old: Path, new: Path) -> list[str]:
     case. Raises FileError.
     """
     lines: list[str] = []
-    for name in _names(old, new):
-        if name != baseline_files.WAIVERS:
-            was, now = baseline_files.load(old / name), baseline_files.load(new / name)
-            both = (was.cases if was else {}, now.cases if now else {})
-            lines += _lines(name, both, _entry)
-    waived = _waived(old), _waived(new)
-    added = _lines(baseline_files.WAIVERS, waived, _waiver)
-    return [*added, *lines]
+    for name in sorted({path.name for folder in (old, new) for path in files(folder)}):
+        was, now = load(old / name), load(new / name)
+        lines += _lines(name, was.cases if was else {}, now.cases if now else {}, _entry)
+    return [*_lines(WAIVERS, _waived(old), _waived(new), _waiver), *lines]
 
 
 def _waiver(old: str | None, new: str | None) -> str:
     return f"declared here: {new}" if old is None else f"{old} -> {new or NONE}"
-
-
-def _names(old: Path, new: Path) -> list[str]:
-    return sorted({path.name for folder in (old, new) for path in folder.glob("*.json")})
 
 
 def _waived(folder: Path) -> dict[str, str]:
@@ -214,10 +205,10 @@ def _waived(folder: Path) -> dict[str, str]:
 
 def _lines(
     name: str,
-    both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
+    old: Mapping[str, Kept],
+    new: Mapping[str, Kept],
     say: Callable[[Kept | None, Kept | None], str],
 ) -> Iterator[str]:
-    old, new = both
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
         if was != now:

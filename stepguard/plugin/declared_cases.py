@@ -3,8 +3,7 @@
 Every project of the environment loads this, so it imports next to nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from stepguard.core.device import CPU, GPU
 
 FIXTURE_MODULE = "stepguard.plugin"  # of our fixture perf
 NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case)"
+# What gets a test's samples in ms, and what describes them.
+Sink = Callable[[Sequence[float], Mapping[str, object]], None]
 
 
 class _Declared(list[Any]):
@@ -73,33 +74,23 @@ def _fixtures(item: pytest.Item) -> tuple[str, ...]:
     return tuple(getattr(item, "fixturenames", ()))
 
 
-@dataclass(frozen=True)
-class CollectedTest:
-    """A test that takes ``perf``, as pytest collected it."""
-
-    case: Case | None  # the case that it declares
-    file: str
-    line: int  # from 1
-
-
 class Collected:
     """The tests that take ``perf``, and what kept others from being collected."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, CollectedTest] = {}  # by node id
+        self.tests: dict[str, pytest.Item] = {}  # by node id
         self.deselected: set[str] = set()  # node ids that pytest deselected
         self.modules: list[str] = []  # modules that gave no tests, and why
 
     @property
-    def cases(self) -> frozenset[str]:
-        """Return the ids of all cases that were collected."""
-        return frozenset(test.case.id for test in self.tests.values() if test.case)
+    def cases(self) -> dict[str, Case]:
+        """Return all cases that were collected, by id."""
+        return {case.id: case for item in self.tests.values() if (case := case_of(item))}
 
     def add(self, item: pytest.Item) -> None:
         """Add a test, before anything can deselect it."""
         if asks_for_perf(item):
-            file, line, _ = item.location
-            self.tests[item.nodeid] = CollectedTest(case_of(item), file, (line or 0) + 1)
+            self.tests[item.nodeid] = item
 
     def add_report(self, report: pytest.CollectReport) -> None:
         """Add a module that was skipped as a whole, or failed: its cases were not collected."""
@@ -107,7 +98,3 @@ class Collected:
             self.modules.append(f"{report.nodeid} was skipped: {report.longrepr[2]}")
         elif not report.passed:
             self.modules.append(f"{report.nodeid} could not be collected")
-
-    def deselect(self, items: Sequence[pytest.Item]) -> None:
-        """Note tests that pytest deselected."""
-        self.deselected.update(item.nodeid for item in items)

@@ -22,13 +22,13 @@ from stepguard.measure.suite import Result
 from stepguard.plugin.declared_cases import (
     NOTHING_MEASURED,
     Collected,
+    Sink,
     asks_for_perf,
     case_of,
     refuse_without_perf,
 )
-from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink
 from stepguard.plugin.pytest_terminal import FailureText, write_summary
-from stepguard.plugin.run_documents import forget_documents
+from stepguard.plugin.run_outputs import forget_documents
 from stepguard.plugin.session import PerfSession
 from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
@@ -39,13 +39,13 @@ _REFUSED = pytest.StashKey[str]()  # why nothing was measured, e.g. a baseline f
 _PASSED = pytest.StashKey[bool]()
 
 
-def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
+def begin(config: pytest.Config, collection: Collected) -> None:
     """Begin the run's session."""
     notice_ends()
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     stack.enter_context(ends_as_interrupts())
-    session = config.stash[_SESSION] = PerfSession(config, bridge, collection)
+    session = config.stash[_SESSION] = PerfSession(config, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
     # Those that settings name. A listing replaces none.

@@ -10,7 +10,7 @@ import pytest
 
 from stepguard.core.case import Case
 from stepguard.core.text import counted, listed, printable
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (

@@ -3,8 +3,7 @@ guards, and what the guard says at its end.
 """
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,14 @@ from stepguard.core.recording import Entry
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument, State
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import Base, guard
-from stepguard.launch.nodes.scheduler import Launcher, spread
+from stepguard.launch.nodes import Launcher, spread
 from stepguard.machine import inherited
-from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.git.revision import Revision, current, tracked_files, untracked
+from stepguard.machine.gpu import Gpu
 from stepguard.plugin.baseline_folder import folders_alone, former_lines, recorded_here
-from stepguard.plugin.declared_cases import Collected, CollectedTest
+from stepguard.plugin.declared_cases import Collected, case_of
 from stepguard.plugin.options import is_strict
-from stepguard.storage.baseline_files import CPU_MACHINE
-from stepguard.storage.waiver_file import today
+from stepguard.storage.baseline_files import CPU_MACHINE, today
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
@@ -36,40 +34,28 @@ class Selection:
 
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
         self._config, self._option, self.collection = config, config.option, collection
-        self._kept: set[str] = set()  # left after deselection, by node id
-        self._unsuited: dict[str, str] = {}  # why this machine is not for a test, by node id
-        self._skipped: dict[str, str] = {}
+        # By node id:
+        self._kept: set[str] = set()  # left after deselection
+        self.unsuited: dict[str, str] = {}  # why this machine is not for a test
+        self.skipped: dict[str, str] = {}  # why a test was
         self._ran: set[str] = set()
-        self._measured: dict[str, Case] = {}
+        self.measured: dict[str, Case] = {}  # which case a test measured
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Note the tests that are left after deselection."""
         self._kept = {item.nodeid for item in items} & self.collection.tests.keys()
-
-    def unsuited(self, item: pytest.Item, reason: str) -> None:
-        """Note that this machine is not for a test's case."""
-        self._unsuited[item.nodeid] = reason
 
     def ran(self, item: pytest.Item, skipped: bool, why: str) -> None:
         """Note that a test ran, or that it was ``skipped`` and why."""
         if item.nodeid in self.collection.tests:
             self._ran.add(item.nodeid)
             if skipped:
-                self._skipped[item.nodeid] = self._unsuited.get(item.nodeid, why)
-
-    def measured(self, item: pytest.Item, case: Case) -> None:
-        """Note which case a test measured."""
-        self._measured[item.nodeid] = case
+                self.skipped[item.nodeid] = self.unsuited.get(item.nodeid, why)
 
     @property
     def asked(self) -> bool:
         """Tell whether a test that takes ``perf`` is left after deselection."""
         return bool(self._kept)
-
-    @property
-    def skips(self) -> Counter[str]:
-        """Return how many tests were skipped, by reason."""
-        return Counter(self._skipped.values())
 
     def states(
         self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
@@ -78,22 +64,24 @@ class Selection:
         Recorded cases and new ones that are not ``unsuited`` are guarded, unless extended.
         """
         core = {name for name, entry in recorded.items() if not entry.extended}
-        whole = self._whole(self._typed())
         states = []
-        for node, test in self.collection.tests.items():
-            case = self._measured.get(node, test.case)
+        for node, item in self.collection.tests.items():
+            case = self.measured.get(node, case_of(item))
             new = case is not None and case.id not in recorded and not case.extended
             guarded = case is not None and (case.id in core or new and not unsuited(case))
-            states.append(self._state(node, test, case, guarded))
-        modules = self.collection.modules
-        unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
-        missing = "; ".join(["no test of it was collected", *unsaid, *modules])
+            states.append(self._state(item, case, guarded))
+        typed = self._typed()
+        whole, missing = self._whole(typed), ["no test of it was collected"]
+        if unsaid := sorted({*self._config.args} - {*typed}):
+            named = listed(unsaid)
+            missing.append(f"settings or PYTEST_ADDOPTS name {named}, the command line does not")
+        absent = "; ".join([*missing, *self.collection.modules])
         for case_id in sorted(set(recorded) - {state.case for state in states}):
             states.append(
                 CaseState(
                     state=State.ABSENT if whole else State.LEFT_OUT,
                     case=case_id,
-                    why=missing if whole else f"the arguments {listed(self._config.args)}",
+                    why=absent if whole else f"the arguments {listed(self._config.args)}",
                     extended=recorded[case_id].extended,
                     guarded=whole and case_id in core,
                 )
@@ -106,7 +94,7 @@ class Selection:
         only those.
         """
         root = self._config.rootpath.resolve()
-        files = [root / test.file for test in self.collection.tests.values()]
+        files = [root / item.location[0] for item in self.collection.tests.values()]
         folders = [Path(text).resolve() for text in typed if folders_alone(self._config, [text])]
         here = any(file.is_relative_to(folder) for file in files for folder in folders)
         return here or folders_alone(self._config, typed)
@@ -118,19 +106,16 @@ class Selection:
         typed = {str(argument) for argument in self._config.invocation_params.args}
         return [argument for argument in self._config.args if argument in typed]
 
-    def _unsaid(self) -> str:
-        named = listed(sorted({*self._config.args} - {*self._typed()}))
-        return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
-
-    def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
-        state, why = self._became(node)
+    def _state(self, item: pytest.Item, case: Case | None, guarded: bool) -> CaseState:
+        state, why = self._became(item.nodeid)
+        file, line, _ = item.location
         return CaseState(
             state=state,
             case=case.id if case else "",
             why=why,
-            test=node,
-            file=test.file,
-            line=test.line,
+            test=item.nodeid,
+            file=file,
+            line=(line or 0) + 1,
             device=case.device if case else "",
             world_size=case.world_size if case else 0,
             extended=case is not None and case.extended,
@@ -138,12 +123,12 @@ class Selection:
         )
 
     def _became(self, node: str) -> tuple[State, str]:
-        if node in self._measured:
+        if node in self.measured:
             return State.MEASURED, ""
         if node not in self._kept:
             return State.DESELECTED, self._why_deselected(node)
-        if node in self._skipped:
-            return State.SKIPPED, self._skipped[node]
+        if node in self.skipped:
+            return State.SKIPPED, self.skipped[node]
         return State.UNMEASURED, NO_RESULT if node in self._ran else NO_TURN
 
     def _why_deselected(self, node: str) -> str:
@@ -175,37 +160,33 @@ SAID_BEFORE = (ProblemCode.FAILED, ProblemCode.NOT_PASSED)  # by a test, or by p
 class StrictRun:
     """The run of this process. If it is strict, it fails for what the guard finds."""
 
-    def __init__(self, config: pytest.Config, baselines: Path, collection: Collected) -> None:
+    def __init__(self, config: pytest.Config, baselines: Path) -> None:
         self.strict = is_strict(config)
         self.began: Revision | None = None  # when a strict run began
         self.baselines_dirty: list[str] = []  # then: its baselines that are not the commit's
         self.changed: dict[str, None] = {}  # what launches inherit and what changed, each once
         self.notices: list[str] = []
         self._root, self._baselines = config.rootpath, baselines
-        self._collection = collection
         self._expected: dict[str, Entry] = {}  # by case: the baselines that judge here
         # The same, and this tree's own baselines of cases that have no other.
         self.recorded = self._expected
 
-    def begin(self, gpus: Sequence[Gpu], judges: Path) -> None:
+    def begin(self, gpus: Sequence[Gpu], judges: Path, cases: Iterable[Case]) -> None:
         """Read the machine's baselines: the tree's, and those that judge. Raises FileError."""
         self._expected = recorded_here(judges, gpus)
         self.recorded = recorded_here(self._baselines, gpus) | self._expected
         machine = gpus[0].name if gpus else CPU_MACHINE
-        self.notices += former_lines(judges, self._collection, machine)
+        self.notices += former_lines(judges, cases, machine)
         if self.strict:
-            seen = checkout(self._root)
-            self.began = seen.revision(self._baselines)
+            self.began = current(self._root, self._baselines)
             if self.began.commit:
-                differ = {*seen.revision(None).dirty} - {*self.began.dirty}
-                self.baselines_dirty = sorted(differ | self._not_in_git())
-
-    def _not_in_git(self) -> set[str]:
-        """Return the baselines that git lacks, or has as a link, or that only git has."""
-        here = self._baselines.rglob("*.json")
-        tracked = tracked_files(self._root, self._baselines)
-        new = {os.path.relpath(path, self._root) for path in untracked(self._root, here, tracked)}
-        return new.union(path for path in tracked if not (self._root / path).exists())
+                here = self._baselines.rglob("*.json")
+                tracked = tracked_files(self._root, self._baselines)
+                # Baselines that git lacks, or has as a link, or that only git has.
+                new = untracked(self._root, here, tracked)
+                differ = {os.path.relpath(path, self._root) for path in new}
+                differ |= {path for path in tracked if not (self._root / path).exists()}
+                self.baselines_dirty = sorted(differ.union(self.began.baselines))
 
     def note_changes(self) -> None:
         """Note what launches would inherit and what changed. A test may set it back later."""

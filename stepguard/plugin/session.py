@@ -8,12 +8,10 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,12 +21,17 @@ from stepguard.core.comparison import judged, other_side
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import no_folder, uncommitted
-from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
-from stepguard.core.status import Status
+from stepguard.core.run_document import (
+    SCHEMA,
+    CaseState,
+    GpuDocument,
+    Problem,
+    ProblemCode,
+    RunDocument,
+)
 from stepguard.core.text import listed, printable
-from stepguard.core.verdict import Joins
 from stepguard.judge.pair_statistics import level_of
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch.nodes import (
     LAUNCHER,
     Launcher,
     named_launcher,
@@ -39,10 +42,9 @@ from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind, resolve
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
+from stepguard.machine.gpu import Gpu, MachineError, known_gpus, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
-from stepguard.machine.other_python import Pythons, survey_both
-from stepguard.machine.requirements import require_torch
+from stepguard.machine.packages import Pythons, require_torch, survey_both
 from stepguard.measure.suite import Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
@@ -51,13 +53,11 @@ from stepguard.plugin.baseline_folder import (
     stale_lines,
     waiver_lines,
     whole_folders,
-    with_own_waivers,
 )
-from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.declared_cases import Collected, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
-from stepguard.plugin.pytest_benchmark_bridge import Bridge
 from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
-from stepguard.plugin.run_documents import problems_of, run_document, write
+from stepguard.plugin.run_outputs import Recorder, end_of, options_of, problems_of, write
 from stepguard.plugin.selection import (
     NO_GATE,
     SAID_BEFORE,
@@ -66,63 +66,14 @@ from stepguard.plugin.selection import (
     left_out_line,
     unsuited,
 )
-from stepguard.report import github, verdict_text
-from stepguard.report.metric_list import accepted_line, moves
+from stepguard.report import document_json, github, verdict_text
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun, scaling_lines
 from stepguard.storage import run_document_file
-from stepguard.storage.accept_recording import accept
+from stepguard.storage.baseline_files import CPU_MACHINE, declared, load_waivers, today
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
-
-
-class Recorder:
-    """Recordings of one run, by pytest's options. ``refused`` are what could not be recorded, which
-    fails the run; ``notices`` also say what was.
-    """
-
-    def __init__(self, option: Any, commands: Commands) -> None:
-        self.notices: list[str] = []
-        self.refused: list[str] = []
-        self._adds = option.perf_update
-        self.records = bool(option.perf_update or option.perf_update_new)
-        self._commands = commands
-        self._recorded: set[str] = set()  # case ids
-
-    def record(self, result: Result) -> None:
-        """Record a result if that is wanted. What moved opens a level, which ``accept`` does."""
-        verdict = result.verdict
-        # A case that lacks only one of its metrics has recordings.
-        first = self.records and verdict.whole and verdict.status is Status.NO_BASELINE
-        more = self._adds and verdict.status is Status.SAME
-        if more and verdict.joins is Joins.UNPROVEN:
-            self.notices.append(f"{result.case.id}: not recorded, {verdict.joins.value}")
-        elif (first or more) and self._accept(result):
-            self._recorded.add(result.case.id)
-
-    def marked(self, result: Result) -> Result:
-        """Return the result. Its verdict is marked if the result is recorded."""
-        if result.case.id not in self._recorded:
-            return result
-        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
-
-    def _accept(self, result: Result) -> bool:
-        try:
-            pairs = result.comparison if result.verdict.against else None
-            done = accept(
-                result.baseline_path,
-                result.evidence,
-                "",
-                verdict=result.verdict,
-                beside=pairs.base if pairs else None,
-            )
-        except FileError as error:
-            self.notices.append(str(error))
-            self.refused.append(str(error))
-            return False
-        self.notices += [accepted_line(done, self._commands), *moves(done)]
-        return True
 
 
 @contextlib.contextmanager
@@ -137,8 +88,8 @@ def usage_errors(front: str = "") -> Iterator[None]:
 class PerfSession:
     """The state of one pytest run. Methods raise UsageError for what would switch the gate off."""
 
-    def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
-        self._config, self._option, self._bridge = config, config.option, bridge
+    def __init__(self, config: pytest.Config, collection: Collected) -> None:
+        self._config, self._option = config, config.option
         self._began = datetime.now(UTC)
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
@@ -147,7 +98,7 @@ class PerfSession:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = StrictRun(config, self._baselines, collection)
+        self.guard = StrictRun(config, self._baselines)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: list[Problem] = []  # the usage error that ended the run
@@ -202,15 +153,12 @@ class PerfSession:
 
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before deselection. Give each test its timer."""
-        ours = [item for item in items if asks_for_perf(item)]
+        """Check tests, options and baselines before deselection."""
         # xdist hides a worker's usage errors: there each test is refused when it begins.
         if not hasattr(self._config, "workerinput"):
             for item in items:
                 refuse_without_perf(item)
             self._check_folder(all_collected)
-        for item in ours:
-            self._bridge.prepare(item)
 
     def _check_folder(self, all_collected: bool) -> None:
         self._refuse_options()
@@ -224,8 +172,8 @@ class PerfSession:
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         if self._base:
             head = current(self._root, None).commit
-            self._waivers = with_own_waivers(self._waivers, self._baselines, head)
-        self.guard.begin(self._gpus, judges)
+            self._waivers = declared(load_waivers(self._baselines, today()), self._waivers, head)
+        self.guard.begin(self._gpus, judges, self._collection.cases.values())
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 
@@ -295,7 +243,7 @@ class PerfSession:
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
-                self.selection.unsuited(item, reason)
+                self.selection.unsuited[item.nodeid] = reason
                 item.add_marker(pytest.mark.skip(reason=f"{case.id}: {reason}"))
                 continue
             self._cases.append(case)
@@ -318,9 +266,9 @@ class PerfSession:
                 item.session.shouldstop = str(ended)
         if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
-        self.selection.measured(item, case)
-        self.recorder.record(result)
-        return self.recorder.marked(result)
+        self.selection.measured[item.nodeid] = case
+        suite.results[-1] = self.recorder.record(result)
+        return suite.results[-1]
 
     def _after(self, case: Case) -> Case | None:
         """Return the next case, if pytest keeps the order in which it collected them."""
@@ -424,7 +372,7 @@ class PerfSession:
         )
         if github.in_actions():
             self._annotations = github.annotations(document, document.problems, self._root)
-        unwritten = write(self._option, self._commands.folder, document)
+        unwritten = write(self._documents, self._commands.folder, document)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
         return not (own or found or unwritten)
@@ -438,8 +386,7 @@ class PerfSession:
         self._notices += scaling_lines(suite.results)
 
     def _results(self) -> list[Result]:
-        results = self._suite.results if self._suite else []
-        return [self.recorder.marked(result) for result in results]
+        return self._suite.results if self._suite else []
 
     def _document(
         self,
@@ -456,14 +403,23 @@ class PerfSession:
         revision = self.guard.began or (self._suite.revision if self._suite else None)
         revision = revision or current(self._root, self._baselines)
         own = revision.commit if self._pythons else ""
-        return run_document(
-            self._config,
-            exitstatus,
-            self._commands,
-            began=self._began,
-            revision=revision,
-            gpus=gpus,
-            baselines=self._baselines,
+        # A reader may have another interpreter and another folder: paths are relative to the
+        # project.
+        inside = Commands(self._root, baselines=self._commands.baselines)
+        machine = gpus[0].name if gpus else CPU_MACHINE
+        return RunDocument(
+            schema=SCHEMA,
+            date=self._began.isoformat(timespec="seconds"),
+            wall_s=round((datetime.now(UTC) - self._began).total_seconds(), 3),
+            end=end_of(exitstatus),
+            passed=exitstatus == pytest.ExitCode.OK and not problems,
+            commit=revision.commit,
+            dirty=list(revision.dirty),
+            machine="" if gpus is None else machine,
+            gpus=[
+                GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()
+            ],
+            baselines=inside.relative(self._baselines),
             against=self._against,
             base_commit=self._tree.commit if self._tree else own,
             base=self._base.name if self._base else "",
@@ -472,11 +428,12 @@ class PerfSession:
             uncollected=self._collection.modules,
             changed=list(self.guard.changed),
             strict=self.guard.strict,
+            options=options_of(self._config),
             cases=states,
-            results=results,
+            results=[document_json.result_document(result, inside) for result in results],
             problems=problems,
             notices=self._notices,
-            waivers=self._waivers,
+            waivers=document_json.waiver_documents(self._waivers, results),
         )
 
     def summary(self, lists_skips: bool) -> ShownRun | None:
@@ -492,7 +449,7 @@ class PerfSession:
             first,
             self._notices,
             self._option.tbstyle != "no",
-            {} if results and lists_skips else self.selection.skips,
+            {} if results and lists_skips else Counter(self.selection.skipped.values()),
             problems=self._missed,
             annotations=self._annotations,
         )

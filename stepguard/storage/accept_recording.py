@@ -67,13 +67,6 @@ class Accepted:
     moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
 
 
-def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises FileError if it must not be one."""
-    if problem := unfit_to_record(evidence):
-        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
-    return stored(evidence)
-
-
 @one_at_a_time
 def accept(
     path: Path,
@@ -97,7 +90,9 @@ def accept(
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
-    recording, machine = recording_of(evidence), machine_of(evidence)
+    if problem := unfit_to_record(evidence):
+        raise FileError(f"{evidence.case_id}: not recorded, {problem}")
+    recording, machine = stored(evidence), machine_of(evidence)
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
     pairs = verdict

@@ -1,10 +1,13 @@
-"""Baseline files: which file has a machine's figures, and what it may contain."""
+"""The folder of baselines: which file has a machine's figures, and what it may contain. Beside them
+waivers.json has the waivers that people wrote. All are read strictly.
+"""
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,14 +15,18 @@ from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import METRICS
-from stepguard.core.recording import SCHEMA, BaselineFile, Entry, Recording
+from stepguard.core.permission import Permission
+from stepguard.core.recording import SCHEMA, BaselineFile, Count, Entry, Recording, Text
+from stepguard.core.text import meant
 from stepguard.judge.compare_profiles import restored
+from stepguard.judge.waiver_rules import MAX_PCT, problem_of
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, read, restore
+from stepguard.storage.json_file import FileError, one_at_a_time, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
 WAIVERS = "waivers.json"  # in the same folder as the baseline files, but not one of them
+WAIVERS_SCHEMA = 1
 # Tables of a recording, each with the kind that the metrics in it must have.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
 _FEWEST_STEPS = 2  # that a list has: a count of one step has none
@@ -60,14 +67,11 @@ def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
     by_machine: dict[str, dict[str, Entry]] = {}
     for path in files(folder):
         if content := load(path):
-            by_machine.setdefault(content.machine, {}).update(judged_by(path, content))
+            entries = by_machine.setdefault(content.machine, {})
+            for case_id, entry in content.cases.items():
+                if name_of(entry.case, content.machine) == path.name:  # a copy judges nothing
+                    entries[case_id] = entry
     return by_machine
-
-
-def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases that belong into a file of that name: a copy judges nothing."""
-    cases, machine = content.cases.items(), content.machine
-    return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:
@@ -145,3 +149,110 @@ def save(path: Path, content: BaselineFile) -> None:
     """Write a baseline file. Raises FileError, and leaves the old one, if that fails."""
     remedy = f"the evidence is kept: {as_typed('stepguard accept')}, once it can be written"
     save_json(path, content, SCHEMA, remedy, _problems)
+
+
+class WaiverRow(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A waiver as the file has it. permission.py explains the fields."""
+
+    case: Text
+    metric: Text
+    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=MAX_PCT)] | None = None
+    value: Count | None = None
+    reason: Text
+    expires: date
+    who: Text
+
+
+class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file of waivers."""
+
+    schema: int
+    waivers: list[WaiverRow]
+
+
+def today() -> date:
+    """Return today's date, by which waivers expire. It is in UTC, the same on every machine."""
+    return datetime.now(UTC).date()
+
+
+def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
+    """Return the waivers of a folder of baselines; empty if there is no file. Raises FileError for
+    a wrong one, except for its case: see unknown().
+    """
+    path = folder / WAIVERS
+    content = read(path, WaiverFile, WAIVERS_SCHEMA, "stepguard waive CASE --reason '...' --days N")
+    rows = content.waivers if content else []
+    waivers = tuple(Permission(**msgspec.structs.asdict(row)) for row in rows)
+    seen: set[tuple[str, str]] = set()
+    for index, waiver in enumerate(waivers):
+        problem = problem_of(waiver, day)
+        if _key(waiver) in seen:
+            problem = problem or "there is another one of the same metric; keep one"
+        seen.add(_key(waiver))
+        if problem:
+            where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
+            raise FileError(f"{path}, {where}: {problem}")
+    return waivers
+
+
+def declared(
+    own: Sequence[Permission], base: Sequence[Permission], commit: str
+) -> tuple[Permission, ...]:
+    """Return the waivers that a change adds or edits, then those of its base."""
+    added = [msgspec.structs.replace(waiver, commit=commit) for waiver in own if waiver not in base]
+    edited = {_key(waiver) for waiver in added}
+    return (*added, *(waiver for waiver in base if _key(waiver) not in edited))
+
+
+def _key(waiver: Permission) -> tuple[str, str]:
+    return waiver.case, waiver.metric
+
+
+def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
+    """Return the cases of waivers that nothing knows: typing errors."""
+    recorded = _recorded(folder) if waivers else set()
+    return sorted({waiver.case for waiver in waivers} - recorded - set(known))
+
+
+def _recorded(folder: Path) -> set[str]:
+    contents = filter(None, map(load, files(folder)))
+    return {case_id for content in contents for case_id in content.cases}
+
+
+@one_at_a_time
+def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
+    """Remove the case's waiver of a metric, or all ("" is any). Raises FileError without one."""
+    path, waivers = folder / WAIVERS, load_waivers(folder, day)
+    kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
+    if len(kept) == len(waivers):
+        has = ", ".join(f"{waiver.case} {waiver.metric}" for waiver in waivers) or "none at all"
+        raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
+    _save_waivers(path, kept)
+    return path
+
+
+@one_at_a_time
+def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
+    """Write the waiver into the folder's file, in place of one of the same metric. Raises
+    ValueError if it breaks a rule or has no such case, FileError if load_waivers() does.
+    """
+    path = folder / WAIVERS
+    problem = problem_of(waiver, day)
+    if not problem and unknown(folder, [waiver], known):
+        hint = meant(waiver.case, _recorded(folder) | set(known))
+        problem = f"no baseline and no run that is kept here has this case{hint}"
+    if problem:
+        raise ValueError(f"{waiver.case}: not waived, {problem}")
+    others = [row for row in load_waivers(folder, day) if _key(row) != _key(waiver)]
+    # Sorted, so that a diff shows only the waiver that was written.
+    _save_waivers(path, sorted([*others, waiver], key=_key))
+    return path
+
+
+def _save_waivers(path: Path, waivers: Sequence[Permission]) -> None:
+    names = WaiverRow.__struct_fields__
+    rows = [WaiverRow(**{name: getattr(row, name) for name in names}) for row in waivers]
+    content = WaiverFile(schema=WAIVERS_SCHEMA, waivers=rows)
+    save_json(path, content, WAIVERS_SCHEMA, "run the command again")

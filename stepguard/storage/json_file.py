@@ -169,15 +169,11 @@ def save(
     try:
         replace_file(path, data)
     except OSError as error:
-        raise FileError(f"{path}: {_unwritten(path, error)}; {remedy}") from None
-
-
-def _unwritten(path: Path, error: OSError) -> str:
-    """Return why a file was not written, and what must be done before it can be."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    first = "free some space" if full else f"make {shlex.quote(str(path.parent))} writable"
-    old = "; the old file is unchanged" if path.exists() else ""
-    return f"cannot be written: {error.strerror or error}{old}; {first}"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        first = "free some space" if full else f"make {shlex.quote(str(path.parent))} writable"
+        old = "; the old file is unchanged" if path.exists() else ""
+        why = f"cannot be written: {error.strerror or error}{old}; {first}"
+        raise FileError(f"{path}: {why}; {remedy}") from None
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -78,13 +78,20 @@ class Store:
                 now = max(now, then + timedelta(microseconds=1))
         return now.strftime(STAMP)
 
-    def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
-        """Write a case's evidence into its run. Raises FileError, with the measured values."""
-        return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
-
-    def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write a comparison, which cannot be accepted: its launches differ."""
-        return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
+    def keep(self, run: Path, slug: str, measured: Evidence | Comparison) -> Path:
+        """Write what was measured of a case into its run. A comparison cannot be accepted, since
+        its launches differ. Raises FileError, with the measured values.
+        """
+        evidence = measured if isinstance(measured, Evidence) else measured.head
+        path = run / slug / (EVIDENCE if evidence is measured else COMPARISON)
+        try:
+            replace_file(path, to_json(measured))
+        except OSError as error:
+            values = summarise(evidence).values()
+            raise FileError(
+                f"{path}: cannot be written: {error.strerror}; what was measured: {values}"
+            ) from None
+        return path
 
     def _runs(self) -> list[Path]:
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
@@ -228,14 +235,3 @@ def _read(path: Path, decode: Callable[[bytes, str], Kept]) -> Kept:
         return decode(data, str(path))
     except ValueError as error:
         raise FileError(f"{error}; measure again") from None
-
-
-def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        measured = summarise(evidence).values()
-        raise FileError(
-            f"{path}: cannot be written: {error.strerror}; what was measured: {measured}"
-        ) from None
-    return path

@@ -5,9 +5,9 @@ The document of a run is read strictly, since anybody may have written it.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,21 +18,13 @@ from stepguard.core.reason_sentences import Said
 from stepguard.core.recording import BaselineFile
 from stepguard.core.run_document import PAGE_MARK, SCHEMA, SUFFIXES, RunDocument
 from stepguard.core.text import listed
-from stepguard.machine.git.revision import is_tracked
+from stepguard.machine.git.revision import head_of, is_tracked
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, contents, read, replace_file
 
-
-class FileKind(NamedTuple):
-    """A kind of file that an option writes. It tells an earlier such file from the user's files."""
-
-    suffixes: tuple[str, ...]
-    begins: bytes = b""  # the beginning of each such file
-
-
-DOCUMENT = FileKind(SUFFIXES)
-HTML = ".html"
-_HTML_BEGINS = f"<!DOCTYPE html>\n{PAGE_MARK}".encode()
+# How files of one kind begin, by suffix. It tells an earlier such file from the user's files.
+FileKind = Mapping[str, bytes]
+DOCUMENT = dict.fromkeys(SUFFIXES, b"") | {".html": f"<!DOCTYPE html>\n{PAGE_MARK}".encode()}
 # Keys of each kind of document, in all versions.
 _MARKS = (
     {"schema", "results", "problems"},  # --perf-json
@@ -64,17 +56,20 @@ def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
     if not path.stat().st_size:
         return ""
     # If an option's value was forgotten, the next argument, a test file, would be its path.
-    if path.suffix not in kind.suffixes:
-        known = listed(kind.suffixes, len(kind.suffixes))
+    if path.suffix not in kind:
         yours = "is a file that may be yours, which a document would replace"
-        return f"{yours}: name one that ends in {known}"
+        return f"{yours}: name one that ends in {listed([*kind], len(kind))}"
     if is_tracked(path):
         return "is a file in git, which a document would replace: name another one"
-    content = _json_in(path) if path.suffix == ".json" else None
-    if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
-        return "is a baseline, which a document would replace: name another file"
-    begins = kind.begins or (_HTML_BEGINS if path.suffix == HTML else b"")
-    if not (_is_document(content) if path.suffix == ".json" else _begins(path, begins)):
+    if path.suffix == ".json":
+        content = _json_in(path)
+        if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
+            return "is a baseline, which a document would replace: name another file"
+        known = _is_document(content)
+    else:
+        begins = kind[path.suffix]
+        known = head_of(path, len(begins)) == begins
+    if not known:
         return "is no earlier document, which another one would replace: name another file"
     return ""
 
@@ -97,14 +92,6 @@ def _is_document(content: Any) -> bool:
     keys = content.keys() if isinstance(content, dict) else set()
     # The key "ranks" alone marks a document only if no other keys but "collectives" are there.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
-
-
-def _begins(path: Path, data: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(data)) == data
-    except OSError:
-        return False
 
 
 def unwritable(path: Path, kind: FileKind = DOCUMENT) -> str:

@@ -14,7 +14,7 @@ from stepguard.cli import bisect
 from stepguard.core.comparison import Comparison, judged
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.reasons import Reason
-from stepguard.machine.other_python import Python
+from stepguard.machine.packages import Python
 
 SYNCS = "sync_candidates_per_step"
 SLOW, BROKEN = {SYNCS: 11}, "broken"  # other commits have 10

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepguard.cli import doctor
-from stepguard.machine import inherited, requirements
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine import inherited, packages
+from stepguard.machine.gpu import Gpu, MachineError
 from stepguard.machine.interpreter import as_typed
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
@@ -73,7 +73,7 @@ def test_a_missing_package(machine, monkeypatch):
 
     monkeypatch.setattr(doctor.metadata, "version", version)
     done = machine()
-    wanted = next(str(one) for one in requirements.requirements() if one.name == "msgspec")
+    wanted = next(str(one) for one in packages.requirements() if one.name == "msgspec")
     assert done.status == 1
     command = as_typed(f"pip install '{wanted}'")
     assert errors(done) == [f"ERROR  msgspec is not installed; install it with: {command}"]
@@ -83,14 +83,14 @@ def test_without_its_source_tree_the_installation_is_asked(monkeypatch, tmp_path
     """An installed stepguard has no pyproject.toml beside it: its metadata lists the packages, and
     where there are none either, nobody knows, which is an ERROR.
     """
-    monkeypatch.setattr(requirements, "_DECLARED", tmp_path / "pyproject.toml")
+    monkeypatch.setattr(packages, "_DECLARED", tmp_path / "pyproject.toml")
     listed = [
         'torch>=2.8; extra == "torch"',
         'isal>=1.6; extra == "traces"',
         'tomli>=2; python_version < "3"',
     ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: listed)
-    assert [str(one) for one in requirements.requirements()] == ["torch>=2.8"]
+    assert [str(one) for one in packages.requirements()] == ["torch>=2.8"]
 
     def unknown(name):
         raise metadata.PackageNotFoundError(name)

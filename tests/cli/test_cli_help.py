@@ -91,7 +91,7 @@ def test_a_command_of_the_lab_names_the_package(shell, monkeypatch, tmp_path, cl
     """Where it is not installed, with what installs it: of this clone, or by its name."""
     monkeypatch.setattr(cli, "commands_of_packages", dict)
     if not clone:
-        monkeypatch.setattr("stepguard.machine.requirements._SOURCES", tmp_path)
+        monkeypatch.setattr("stepguard.machine.packages._SOURCES", tmp_path)
     done = shell("trace", "rank0.json.gz")
     assert done.status == 2 and "error: no command 'trace'; traces, memory, " in done.err
     (named,) = re.findall(r"-m pip install (.*)", " ".join(done.err.split()))

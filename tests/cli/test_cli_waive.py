@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.storage.waiver_file import today
+from stepguard.storage.baseline_files import today
 
 LATER = "2030-01-01T00:00:01+00:00"
 SIZE = ("graph_breaks", "--value", "2")

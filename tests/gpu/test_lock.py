@@ -19,8 +19,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.rule_book import judge
 from stepguard.machine.git.revision import Revision
-from stepguard.machine.gpu.lock import GpuLocked, exclusive
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, GpuLocked, MachineError, exclusive
 from stepguard.measure import case_workers
 from stepguard.measure import case_workers as station
 from stepguard.measure.case_workers import Bench
@@ -30,7 +29,7 @@ UUID = "GPU-1234"
 LIMIT_S = 900.0  # of waits that end by themselves
 HOLD = """
 import sys, pathlib
-from stepguard.machine.gpu.lock import exclusive
+from stepguard.machine.gpu import exclusive
 folder, uuids, command = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 with exclusive(uuids, command, lambda text: print("waits", text, flush=True), folder, 60):
     print("holds", flush=True)

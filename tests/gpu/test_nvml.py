@@ -7,8 +7,8 @@ import pytest
 from builders import block
 
 from stepguard.core.replies import Timed
-from stepguard.machine.gpu import nvml as machine
-from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, known_gpus, visible_gpus
+from stepguard.machine import gpu as machine
+from stepguard.machine.gpu import Gpu, MachineError, Monitor, known_gpus, visible_gpus
 
 UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3")
 RESERVED = 600 << 20

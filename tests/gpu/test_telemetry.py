@@ -7,8 +7,8 @@ from builders import block
 from msgspec import structs
 
 from stepguard.core.replies import Timed
-from stepguard.launch.nodes import on_node
-from stepguard.machine.gpu.nvml import Sample, annotate
+from stepguard.launch import nodes
+from stepguard.machine.gpu import Sample, annotate
 from stepguard.worker.rank_session import MachineSamples
 
 EXPECTED = ((11, 12, 21, 22),)  # a group of two ranks on each of two nodes
@@ -78,13 +78,13 @@ def test_what_a_node_samples_reaches_the_block(tmp_path, monkeypatch):
     sampled = [[None], *polls(10**15, ((22,),))]
 
     class Driver:
-        def poll(self):
+        def sample(self):
             return sampled.pop(0) if sampled else []
 
     carried = MachineSamples()
     with (tmp_path / "samples").open("ab", buffering=0) as file:
         for _ in range(30):
-            on_node._sample(Driver(), file)
+            nodes._sample(Driver(), file)
     began = 10**15
     elsewhere = Timed(began_ns=began, ended_ns=began + 10**9, samples=carried.since())
     ranks = [Timed(began_ns=0, ended_ns=10**9), elsewhere]

@@ -15,7 +15,7 @@ from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
-from stepguard.machine.other_python import Python
+from stepguard.machine.packages import Python
 from stepguard.worker.rank_fingerprint import modules as modules_of
 
 

@@ -11,8 +11,8 @@ import pytest
 from short_launches import BUSY_LIMIT_S
 
 from stepguard import Case
-from stepguard.launch.nodes import scheduler as module
-from stepguard.launch.nodes.scheduler import (
+from stepguard.launch import nodes as module
+from stepguard.launch.nodes import (
     Launcher,
     Node,
     describe_nodes,
@@ -23,7 +23,7 @@ from stepguard.launch.nodes.scheduler import (
     survey,
     unfit,
 )
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, MachineError
 from stepguard.storage.baseline_files import file_name
 
 START_TWICE = f"{sys.executable} {Path(__file__).with_name('start_twice.py')}"

@@ -28,7 +28,7 @@ from stepguard.judge.pair_statistics import MOST_PAIRS
 from stepguard.judge.rule_book import NOTHING, Need, next_pair
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.driver import Pairing
 from stepguard.measure.warm_up import PAIR_PROTOCOLS

@@ -29,9 +29,9 @@ from stepguard.core.comparison import Comparison, Question, judged
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.judge.rule_book import need
-from stepguard.machine import inherited, requirements
+from stepguard.machine import inherited, packages
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu import Gpu
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accept_recording import accept
 
@@ -50,7 +50,7 @@ PLUGINS = [
     if any(entry.group == "pytest11" for entry in one.entry_points)
 ]
 VERSION = functools.cache(importlib.metadata.version)
-REQUIREMENTS = functools.cache(requirements.requirements)  # a file of TOML, in every run
+REQUIREMENTS = functools.cache(packages.requirements)  # a file of TOML, in every run
 # Plugins that no run needs. The first would be imported anew in every run; the others are looked
 # through, and asked again and again.
 UNUSED = "hypothesispytest anyio doctest faulthandler legacypath pastebin recwarn stepwise"
@@ -328,7 +328,7 @@ def gate(pytester, monkeypatch):
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(importlib.metadata, "version", VERSION)
-    monkeypatch.setattr(requirements, "requirements", REQUIREMENTS)
+    monkeypatch.setattr(packages, "requirements", REQUIREMENTS)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
     # They start a Python to look at the CPU, and a program to look at Python.
     monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)

@@ -10,7 +10,7 @@ import pytest
 import stepguard.machine.git.worktree
 import stepguard.plugin.session
 from stepguard.core.comparison import from_json
-from stepguard.machine import requirements
+from stepguard.machine.packages import requirements
 
 OTHER = "--perf-against=old"
 
@@ -140,7 +140,7 @@ def test_an_unknown_revision_is_a_usage_error(gate, h200):
 
 def python_saying(gate, prefix="/opt/other", version=(3, 12, 1), torch="2.9.0", **packages):
     """The path of a program that answers as a Python with these packages does."""
-    needed = {one.name: "999" for one in requirements.requirements()} | {"pip": "25.0"}
+    needed = {one.name: "999" for one in requirements()} | {"pip": "25.0"}
     needed |= {"torch": torch} | {name.replace("_", "-"): v for name, v in packages.items()}
     said = {"prefix": prefix, "version": version, "torch": bool(torch), "modules": {}}
     said["packages"] = {name: version for name, version in needed.items() if version}

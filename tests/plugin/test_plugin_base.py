@@ -73,7 +73,7 @@ def test_a_waiver_that_the_tree_adds_waives_and_is_shown_first(gate):
 
 
 def _on_2030_01_01(patch):
-    for name in ("plugin.baseline_folder", "measure.suite"):
+    for name in ("plugin.baseline_folder", "plugin.session", "measure.suite"):
         patch.setattr(f"stepguard.{name}.today", lambda: date(2030, 1, 1))
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import stepguard.plugin.session
-from stepguard.launch.nodes.scheduler import Launcher, Node
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.launch.nodes import Launcher, Node
+from stepguard.machine.gpu import Gpu, MachineError
 
 SRUN = "srun --nodes=2"
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import stepguard.plugin.session
-from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.gpu import MachineError
 
 SHOWS = "*--perf-require-gpus={}: this machine shows {}; see: * -m stepguard doctor"
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.storage.waiver_file import today
+from stepguard.storage.baseline_files import today
 
 
 @pytest.fixture

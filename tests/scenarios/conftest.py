@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from scenario import shown
 
-import stepguard.storage.waiver_file
+import stepguard.storage.baseline_files
 
 
 def pytest_addoption(parser):
@@ -43,7 +43,7 @@ def found(scenario, judged, tmp_path, monkeypatch):
     """What is shown of a scenario, judged on that day in a folder of its own, which is entered."""
     if scenario.name not in judged:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", Judged)
+        monkeypatch.setattr(stepguard.storage.baseline_files, "datetime", Judged)
         judged[scenario.name] = shown(scenario), tmp_path
     found, folder = judged[scenario.name]
     monkeypatch.chdir(folder)

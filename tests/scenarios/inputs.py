@@ -26,7 +26,7 @@ from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.step_numbers import StepNumbers
-from stepguard.storage.waiver_file import WaiverRow
+from stepguard.storage.baseline_files import WaiverRow
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/user/repo/model/workloads.py", line 88, in step

@@ -29,7 +29,7 @@ from stepguard.report import verdict_text
 from stepguard.report.document_json import as_json, judged_document
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.storage import baseline_files
-from stepguard.storage.waiver_file import WaiverRow
+from stepguard.storage.baseline_files import WaiverRow
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"

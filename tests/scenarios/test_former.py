@@ -19,7 +19,6 @@ from stepguard.core.run_document import ProblemCode
 from stepguard.judge import rule_book
 from stepguard.judge.rule_book import judge
 from stepguard.plugin.baseline_folder import former_lines
-from stepguard.plugin.declared_cases import Collected, CollectedTest
 from stepguard.storage.baseline_files import save
 
 KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")
@@ -109,13 +108,11 @@ def test_a_gate_that_is_gone_is_ignored_with_a_note(gone, tmp_path):
         text = (tmp_path / name).read_text()
         assert re.search(r'"gates": \[\s*"', text)
         (tmp_path / name).write_text(re.sub(r'("gates": \[\s*)"', rf'\1"{GONE}", "', text))
-    tests = Collected()
-    tests.tests["a"] = CollectedTest(case, "test_a.py", 1)
-    assert former_lines(tmp_path, tests, "NVIDIA H200") == [
+    assert former_lines(tmp_path, [case], "NVIDIA H200") == [
         f"{GONE} is not gated any more, ignored in f[a]: the profile shows it",
         f"ignored in h200x1.json, no metrics any more: {GONE}",
     ]
-    assert former_lines(tmp_path / "none", Collected(), "CPU") == []
+    assert former_lines(tmp_path / "none", [], "CPU") == []
 
 
 def test_a_command_that_is_gone_says_what_serves(gone, capsys):

@@ -44,10 +44,10 @@ from stepguard.report.metric_notes import described
 from stepguard.report.next_steps import Commands
 from stepguard.storage import baseline_files
 from stepguard.storage.accept_recording import accept
+from stepguard.storage.baseline_files import WAIVERS, WaiverFile, WaiverRow, load_waivers
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import read_comparison, read_evidence
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import WAIVERS, WaiverFile, WaiverRow, load_waivers
 
 TODAY = date(2026, 11, 22)
 SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)

@@ -51,7 +51,7 @@ def test_the_last_run_is_one_that_left_something(store):
     assert store.is_newest(kept)
     (a_run(store, "20261121T1-1") / "a" / "trace-launch").mkdir(parents=True)
     assert store.last_run() == [kept] and not store.is_newest(kept)
-    store.keep_comparison(a_run(store, "20261122T1-1"), "a", alike([0.1]))
+    store.keep(a_run(store, "20261122T1-1"), "a", alike([0.1]))
     assert store.last_run() == []
 
 
@@ -109,7 +109,7 @@ def test_pairs_are_timed_by_pairs(store):
     store.keep(run, case.slug, replace(made, wall_s=20.0))
     assert store.last_wall_s([case], pairs=True) == {}
     found = replace(alike([0.0]), head=replace(made, wall_s=90.0), base=made)
-    store.keep_comparison(run, case.slug, found)
+    store.keep(run, case.slug, found)
     (a_run(store, "20261121T1-1") / case.slug / "comparison.json").mkdir(parents=True)
     assert store.last_wall_s([case], pairs=True) == {case.id: 90.0}
     assert store.last_wall_s([case]) == {case.id: 20.0}
@@ -159,7 +159,7 @@ def test_a_run_that_begins_does_not_dirty_anothers_tree(tmp_path):
 def test_a_run_was_compared_with_a_revision_if_all_its_cases_were(store, also_alone, against):
     """A folder of two runs that were put together may have both."""
     run = a_run(store, "20261120T1-1")
-    store.keep_comparison(run, "a", replace(alike([0.1]), against="main"))
+    store.keep(run, "a", replace(alike([0.1]), against="main"))
     if also_alone:
         store.keep(run, "b", evidence(case_id="b"))
     assert store.last_against() == (against, run)
@@ -182,9 +182,9 @@ def test_a_comparison_is_there_whole_or_not_at_all(store, monkeypatch):
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(Killed):
-        store.keep_comparison(a_run(store, "20261120T1-1"), "a", made)
+        store.keep(a_run(store, "20261120T1-1"), "a", made)
     assert find() == 1
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(Killed):
-        store.keep_comparison(a_run(store, "20261121T1-1"), "a", made)
+        store.keep(a_run(store, "20261121T1-1"), "a", made)
     assert find() == 1

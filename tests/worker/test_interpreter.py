@@ -12,8 +12,8 @@ import pytest
 from stepguard.machine import interpreter as module
 from stepguard.machine.interpreter import as_typed, called, interpreter
 from stepguard.storage import baseline_files
+from stepguard.storage.baseline_files import load_waivers, today
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waiver_file import load_waivers, today
 
 ENGINE = Path(module.__file__).parents[1]
 # For readers elsewhere: a pull request's, a workflow's; and argparse's usage.

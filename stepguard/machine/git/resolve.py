@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,21 +25,6 @@ class TreeError(Exception):
 
 
 @dataclass(frozen=True)
-class Named:
-    """A revision of the repository that contains a folder."""
-
-    rev: str  # as given
-    commit: str  # the full hash
-    top: Path  # the repository's folder
-    below: str  # the folder itself, relative to the repository's; empty at the top
-
-    @property
-    def shown(self) -> str:
-        """Return ``main (4f2a91c0d3e7)``."""
-        return revision(self.rev, self.commit)
-
-
-@dataclass(frozen=True)
 class Chosen:
     """The commit that a slowdown is judged against, if there is one."""
 
@@ -49,23 +33,28 @@ class Chosen:
     own: bool = False  # whether it is the recording's own commit, and not a substitute
 
 
-def resolve(root: Path, rev: str) -> Named:
-    """Return the one commit that ``rev`` names, "main" or "HEAD~2". Raises TreeError."""
-    top, below = _repository(root)
+def resolve(root: Path, rev: str) -> str:
+    """Return the full hash of the one commit that ``rev`` names, "main" or "HEAD~2". Raises
+    TreeError.
+    """
+    top, _ = repository(root)
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
     commits = _commits(root, rev, *refs)
+    # What a tag, a branch and the beginning of a hash mean: by reference, or by hash.
     known = {ref: commits[ref] for ref in refs if commits[ref]}
     if known and _HASH.fullmatch(name) and not _FULL_HASH.fullmatch(name):
         known |= _of_short_hash(root, name)
     # CI has a branch only as its remote's. A local branch may differ from that: it may be older.
     if f"refs/tags/{name}" in known and f"refs/heads/{name}" not in known:
         known |= _branches_of_remotes(root, name)
-    _refuse_two_meanings(name, known)
+    # git would take the tag, and somebody may have set it to a commit of the branch that is judged.
+    if len(set(known.values())) > 1:
+        raise TreeError(f"{name!r} has several meanings: say {' or '.join(known)}")
     commit = commits[rev] or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
-    return Named(rev, commit, top, below)
+    return commit
 
 
 @dataclass(frozen=True)
@@ -80,8 +69,8 @@ class Main:
 def main_branch(root: Path, rev: str = "") -> Main:
     """Return the branch that HEAD will go into: ``rev``, or the main one. Raises TreeError."""
     if rev:
-        named = resolve(root, rev)
-        name, tip = named.shown, named.commit
+        tip = resolve(root, rev)
+        name = revision(rev, tip)
     else:
         commits = _commits(root, *MAIN)
         name, tip = next(((ref, commits[ref]) for ref in MAIN if commits[ref]), ("", ""))
@@ -97,7 +86,7 @@ def main_branch(root: Path, rev: str = "") -> Main:
 
 def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
     """Return the text of each JSON file of a folder at a commit, by path. Raises TreeError."""
-    top, _ = _repository(root)
+    top, _ = repository(root)
     inside, own = folder.resolve(), top.resolve()
     if not inside.is_relative_to(own):
         raise TreeError(
@@ -183,8 +172,8 @@ def left_behind(root: Path, rev: str, commit: str) -> str:
     )
 
 
-def _repository(root: Path) -> tuple[Path, str]:
-    """Return the top of the repository, and ``root`` relative to it."""
+def repository(root: Path) -> tuple[Path, str]:
+    """Return the top of the repository, and ``root`` relative to it. Raises TreeError."""
     if shutil.which("git") is None:
         raise TreeError("git is not on the PATH, and it makes other revisions' trees: install git")
     top, real = top_of(root), root.resolve()
@@ -210,15 +199,6 @@ def _commits(root: Path, *names: str) -> dict[str, str]:
     # For an unknown name git prints the name, and that it is missing.
     known = {name: answer for name, answer in answers if _FULL_HASH.fullmatch(answer)}
     return dict.fromkeys(names, "") | known
-
-
-def _refuse_two_meanings(name: str, commits: Mapping[str, str]) -> None:
-    """Raise TreeError if a tag and a branch have this name, and other commits, or if another
-    commit's hash begins with it. git would take the tag, and somebody may have set it to a commit
-    of the branch that is judged. ``commits``: by reference, or by hash.
-    """
-    if len(set(commits.values())) > 1:
-        raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
 def _of_short_hash(root: Path, beginning: str) -> dict[str, str]:

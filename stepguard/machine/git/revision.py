@@ -57,6 +57,8 @@ class Revision:
     # A digest of all files' sizes and times. It changes if a file is written, even if the content
     # stays the same.
     state: str = field(default="", compare=False)
+    # Those that differ, which is no other tree.
+    baselines: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
 
 def complaint(stderr: str) -> str:
@@ -83,36 +85,12 @@ def no_commit(root: Path) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Checkout:
-    """What git says of a tree, before anybody excuses a file."""
-
-    commit: str = ""
-    top: Path | None = None  # the repository's folder; None if git does not say
-    differing: tuple[str, ...] = ()  # relative to top, as are all paths here
-    watched: frozenset[str] = frozenset()  # the files in git's index
-
-    def revision(self, baselines: Path | None) -> Revision:
-        """Return the tree's revision. Files in ``baselines`` may differ; None: no file may."""
-        if self.top is None:  # it is not known to be clean
-            return Revision(self.commit, self.differing)
-        top = self.top
-        dirty = [path for path in self.differing if not _is_baseline(top / path, baselines)]
-        watched = {path for path in self.watched if not _is_baseline(top / path, baselines)}
-        # A name may be no UTF-8, and documents of runs have these names.
-        shown = tuple(sorted(map(printable, dirty)))
-        return Revision(self.commit, shown, _state(top, watched.union(dirty)))
-
-
 def current(root: Path, baselines: Path | None) -> Revision:
-    """Return the revision of ``root``; empty without git. Files of ``baselines`` may differ."""
-    return checkout(root).revision(baselines)
-
-
-def checkout(root: Path) -> Checkout:
-    """Return what git says of ``root``; nothing if there is no repository or no git."""
+    """Return the revision of ``root``; empty if there is no repository or no git. Files of
+    ``baselines`` may differ; None: no file may.
+    """
     if _holder_of_git(root) is None:
-        return Checkout()
+        return Revision()
     # git would list a rename as two entries. By default it lists an untracked folder in place of
     # its files, which hides the baselines among them. A configuration may hide untracked files and
     # submodules.
@@ -122,11 +100,12 @@ def checkout(root: Path) -> Checkout:
     top = None if status is None else top_of(root)
     if status is None or top is None:
         commit = (git(root, "rev-parse", "HEAD") or "").strip()
-        return Checkout(commit, differing=("git status failed",) if commit else ())
+        return Revision(commit, ("git status failed",) if commit else ())  # not known to be clean
     entries = [entry for entry in status.split("\0") if entry]
     (commit,) = (entry.removeprefix(_OID) for entry in entries if entry.startswith(_OID))
     if commit == "(initial)":
-        return Checkout()
+        return Revision()
+    # All paths are relative to the repository's folder.
     paths = [
         path
         for entry in entries
@@ -134,7 +113,12 @@ def checkout(root: Path) -> Checkout:
     ]
     listed = _listed(top)
     paths += _unwatched(top, listed)
-    return Checkout(commit, top, tuple(paths), frozenset(path for _, path in listed))
+    excused = {path for path in paths if _is_baseline(top / path, baselines)}
+    dirty = [path for path in paths if path not in excused]
+    watched = {path for _, path in listed if not _is_baseline(top / path, baselines)}
+    # A name may be no UTF-8, and documents of runs have these names.
+    shown, those = (tuple(sorted(map(printable, names))) for names in (dirty, excused))
+    return Revision(commit, shown, _state(top, watched.union(dirty)), those)
 
 
 def _path_of(entry: str) -> str:
@@ -237,11 +221,14 @@ def _is_document(path: Path) -> bool:
     """Tell whether an untracked file is the document or the page of a run: no source."""
     if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
         return False
-    try:
-        with path.open("rb") as file:
-            return describes_a_run(file.read(HEAD_BYTES))
-    except OSError:
-        return False
+    return describes_a_run(head_of(path, HEAD_BYTES))
+
+
+def head_of(path: Path, size_bytes: int) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(size_bytes)
+    return b""
 
 
 def git(root: Path, *arguments: str, given: str | None = None) -> str | None:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from stepguard.core.text import short_hash
-from stepguard.machine.git.resolve import Named, TreeError, resolve
-from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, git, run_git
+from stepguard.core.text import revision, short_hash
+from stepguard.machine.git.resolve import TreeError, repository, resolve
+from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, git, head_of, run_git
 from stepguard.machine.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # contains all that is kept in a checkout: trees, runs, caches
@@ -55,31 +55,37 @@ class Tree:
     top: Path  # the whole checkout, which contains root
     base: Path  # the caller's own repository
 
+    @property
+    def shown(self) -> str:
+        """Return ``main (4f2a91c0d3e7)``."""
+        return revision(self.rev, self.commit)
+
 
 @contextlib.contextmanager
 def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
     """Check out the tree of ``rev`` beside ``root`` for the block. ``notice`` gets a sentence for
     each tree that a killed run left, or that cannot be removed. Raises TreeError.
     """
-    named = resolve(root, rev)
+    commit, (base, below) = resolve(root, rev), repository(root)
     folder = root.resolve() / FOLDER / "trees"
+    top = folder / f"{short_hash(commit)}-{secrets.token_hex(4)}"
+    tree = Tree(rev, commit, top / below, top, base)
     with _alone(folder):
         for sentence in _remove_orphans(root, folder):
             notice(sentence)
-        path, lock = _claim(folder, named)
+        lock = _claim(tree)
     try:
-        _check_out(named, path)
-        _check_complete(named, path)
-        below = path / named.below
-        if not below.is_dir():
+        _check_out(tree)
+        _check_complete(tree)
+        if not tree.root.is_dir():
             raise TreeError(
-                f"{named.shown} has no folder {named.below!r}, which {root} is here: "
+                f"{tree.shown} has no folder {below!r}, which {root} is here: "
                 "choose a revision that has it"
             )
-        yield Tree(rev, named.commit, below, path, named.top)
+        yield tree
     finally:
         with interrupts_deferred():
-            _give_up(root, folder, path, lock, notice)
+            _give_up(root, folder, top, lock, notice)
 
 
 def share(tree: Tree, root: Path, paths: Iterable[str]) -> None:
@@ -150,18 +156,17 @@ def _locked(file: TextIO) -> bool:
     return True
 
 
-def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
-    """Choose a name for a tree. Return its path and its lock, until that is closed."""
-    path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
+def _claim(tree: Tree) -> TextIO:
+    """Return the lock of a tree that will be checked out, until it is closed."""
     try:
-        lock = path.with_suffix(".lock").open("x")
-        lock.write(f"{named.shown}, process {os.getpid()}")
+        lock = tree.top.with_suffix(".lock").open("x")
+        lock.write(f"{tree.shown}, process {os.getpid()}")
         lock.flush()
     except OSError as error:
-        raise TreeError(_not_made(path, error)) from None
+        raise TreeError(_not_made(tree.top, error)) from None
     # This always succeeds: the file is new, and others look for orphans only under _alone().
     _locked(lock)
-    return path, lock
+    return lock
 
 
 def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
@@ -232,48 +237,49 @@ def _worktree(
     return done
 
 
-def _check_out(named: Named, path: Path) -> None:
-    add = ("add", "--quiet", "--detach", str(path), named.commit)
-    done = _worktree(named.top, *add, limit_s=CHECKOUT_LIMIT_S)
+def _check_out(tree: Tree) -> None:
+    add = ("add", "--quiet", "--detach", str(tree.top), tree.commit)
+    done = _worktree(tree.base, *add, limit_s=CHECKOUT_LIMIT_S)
     if done is None:
         raise TreeError(
-            f"{named.shown} was not checked out to {path} in {CHECKOUT_LIMIT_S:.0f} s: "
+            f"{tree.shown} was not checked out to {tree.top} in {CHECKOUT_LIMIT_S:.0f} s: "
             "see that its disk answers (df), and that git can reach what a partial clone lacks"
         )
     if done.returncode != 0:
         raise TreeError(
-            f"{named.shown} cannot be checked out to {path}: {complaint(done.stderr)}; make room "
-            f"for it and see that {path.parent} and the repository are writable"
+            f"{tree.shown} cannot be checked out to {tree.top}: {complaint(done.stderr)}; make "
+            f"room for it and see that {tree.top.parent} and the repository are writable"
         )
 
 
-def _check_complete(named: Named, path: Path) -> None:
+def _check_complete(tree: Tree) -> None:
     """Raise TreeError if this tree lacks submodules or git-lfs files that the caller's tree has, or
     if its absolute links lead into the caller's tree.
 
     The step could silently do other work then. What both trees lack makes no difference.
     """
+    path, own = tree.top, tree.base
     listed = _files(path, "--stage")
     modules = _of_mode("160000", listed)
-    if back := [name for name in _of_mode("120000", listed) if _leads_back(path / name, named.top)]:
-        place = os.path.realpath((named.top / back[0]).parent)
+    if back := [name for name in _of_mode("120000", listed) if _leads_back(path / name, own)]:
+        place = os.path.realpath((own / back[0]).parent)
         target = os.path.relpath(os.path.realpath(os.readlink(path / back[0])), place)
         raise TreeError(
-            f"{named.shown} has links that lead into this tree: {', '.join(back[:3])}; "
+            f"{tree.shown} has links that lead into this tree: {', '.join(back[:3])}; "
             f"so that each tree has its own: ln -sfn {shlex.quote(target)} {shlex.quote(back[0])}"
         )
-    filled = [name for name in modules if any((named.top / name).glob("*"))]
+    filled = [name for name in modules if any((own / name).glob("*"))]
     if filled:
         raise TreeError(
-            f"{named.shown} has submodules, which are not checked out for another revision: "
+            f"{tree.shown} has submodules, which are not checked out for another revision: "
             f"{', '.join(filled)}; if the workload needs none: git submodule deinit {filled[0]}"
         )
     empty = [name for name in _files(path, "--", ":(attr:filter=lfs)") if _is_pointer(path / name)]
-    empty = [name for name in empty if not _is_pointer(named.top / name)]
+    empty = [name for name in empty if not _is_pointer(own / name)]
     if empty:
         raise TreeError(
-            f"{named.shown} has git-lfs files whose content is not here: {', '.join(empty[:3])}; "
-            f"git lfs install && git lfs fetch origin {named.commit}"
+            f"{tree.shown} has git-lfs files whose content is not here: {', '.join(empty[:3])}; "
+            f"git lfs install && git lfs fetch origin {tree.commit}"
         )
 
 
@@ -299,11 +305,7 @@ def _files(path: Path, *arguments: str) -> list[str]:
 
 
 def _is_pointer(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(LFS_POINTER)) == LFS_POINTER
-    except OSError:
-        return False
+    return head_of(path, len(LFS_POINTER)) == LFS_POINTER
 
 
 def keep_out_of_git(folder: Path) -> None:

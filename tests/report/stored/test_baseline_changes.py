@@ -13,8 +13,8 @@ from builders import (
 from stepguard.core.permission import Permission
 from stepguard.plugin.baseline_folder import changes
 from stepguard.storage import baseline_files
+from stepguard.storage.baseline_files import add_waiver, today
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waiver_file import add_waiver, today
 
 
 @pytest.fixture

@@ -2,14 +2,25 @@
 or a script.
 
 The variable STEPGUARD_LAUNCHER holds the command. Every launch of a case of several ranks is
-started through it. On each node it starts on_node.py,
-which finds the node's rank in the environment that the scheduler made. Node 0 must be this host,
-since rank 0 talks to this process. The project must be on a file system that all nodes share.
-Before anything is measured, each node describes itself.
+started through it. Node 0 must be this host, since rank 0 talks to this process. The project must
+be on a file system that all nodes share. On each node the launcher starts this module, which finds
+the node's rank in the environment that the scheduler made. Before anything is measured, each node
+describes itself:
+
+    srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... \\
+        python -P -m stepguard.launch.nodes describe .stepguard/shared-...
+    ... stepguard.launch.nodes run .stepguard/runs/.../launch-1/launch.json
+
+A node's part of a launch is an agent with the node's ranks. Beside it the node's process samples
+the node's GPUs into a file. The first of the ranks reads the file after each block and sends it
+with its answer. The process ends when the agent ends, at a signal, or when the process that started
+it is gone. It then kills all processes of its part, which it finds by the token in their
+environment.
 """
 
 import contextlib
 import os
+import platform
 import random
 import secrets
 import shlex
@@ -18,29 +29,35 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+import stepguard
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
-from stepguard.judge.comparable import UNSET, Tag, comparable
 from stepguard.launch import torchrun
-from stepguard.launch.torchrun import LaunchSpec, spawn
+from stepguard.launch.torchrun import LaunchSpec, Part, spawn
 from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
-from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.agent import STANDBY
 
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
 ASK_LIMIT_S = 8.0  # the same, at the end of a launch
+AGENT_LIMIT_S = 5.0  # for an agent that was told to end its part
+POLL_S = 0.05
+SAMPLES = "samples.jsonl"  # in the scratch folder; each line is a poll of all GPUs
+PACKAGES = ("torch", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 MARK = "stepguard-node "  # before what a node prints about itself
 PORTS = range(20000, 32768)  # Linux assigns none of them by itself, unless it is told to
 LAUNCHER = "STEPGUARD_LAUNCHER"
@@ -174,14 +191,9 @@ def describe_nodes(text: str, root: Path) -> Launcher:
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of on_node.py: a launcher may not pass on the environment."""
-    path = f"PYTHONPATH={torchrun.ENGINE.parent}"
-    return [
-        "env",
-        path,
-        *torchrun.command("stepguard.launch.nodes.on_node"),
-        *map(str, arguments),
-    ]
+    """Return the command line of a node's process: a launcher may not pass on the environment."""
+    this_module = torchrun.command("stepguard.launch.nodes")
+    return ["env", f"PYTHONPATH={torchrun.ENGINE.parent}", *this_module, *map(str, arguments)]
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
@@ -246,19 +258,16 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
     uuids = [gpu.uuid for node in nodes for gpu in node.gpus]
     if same := sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
         return f"two nodes show {same[0]}: the launcher has to start one process on each node"
-    return differing_node(nodes)
-
-
-def differing_node(nodes: Sequence[Node]) -> str:
-    """Return how a node's software or GPUs differ from the first node's; empty if none do."""
-    first = nodes[0]
     for node in nodes[1:]:
-        for other in comparable(*({Tag.SOFTWARE: _facts(side)} for side in (first, node))):
-            here, there = ("none" if has == UNSET else has for has in (other.old, other.new))
-            return (
-                f"{node.host} has {other.key} {there}, {first.host} has {here}: "
-                "use the same software and GPUs of one kind on every node"
-            )
+        known, other = _facts(first), _facts(node)
+        # torch comes first, since others follow from its version.
+        for name in sorted(known | other, key=lambda name: (name != "torch", name)):
+            has, there = known.get(name, "none"), other.get(name, "none")
+            if has != there:
+                return (
+                    f"{node.host} has {name} {there}, {first.host} has {has}: "
+                    "use the same software and GPUs of one kind on every node"
+                )
     return ""
 
 
@@ -280,29 +289,14 @@ class SharedLaunch:
     steering: dict[str, str]  # this host's variables that change what runs (steers())
     python_path: str  # the caller's own
 
-    FILE = "launch.json"
-
-    def write(self) -> Path:
-        """Write the file for all nodes, and return its path."""
-        path = self.spec.folder / self.FILE
-        path.write_bytes(msgspec.json.encode(self, enc_hook=str))
-        return path
-
-    @classmethod
-    def read(cls, path: Path) -> "SharedLaunch":
-        """Return what write() wrote."""
-        return msgspec.json.decode(
-            path.read_bytes(), type=cls, dec_hook=lambda kind, value: kind(value)
-        )
-
 
 def start(
     spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a launch's launcher under main(), which ends it if this process dies."""
+    """Start a launch's launcher under run_launcher(), which ends it if this process dies."""
     theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
-        spec=replace(spec, standby=False),  # main() handles standby
+        spec=replace(spec, standby=False),  # run_launcher() handles standby
         token=token,
         address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
@@ -319,8 +313,10 @@ def start(
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(torchrun.ENGINE.parent), theirs])),
     }
-    supervisor = [*torchrun.command("stepguard.launch.nodes.scheduler"), *spec.launcher]
-    command = [*supervisor, *on_each_node("run", shared.write())]
+    supervisor = [*torchrun.command("stepguard.launch.nodes"), "launcher", *spec.launcher]
+    file = spec.folder / "launch.json"
+    file.write_bytes(msgspec.json.encode(shared, enc_hook=str))
+    command = [*supervisor, *on_each_node("run", file)]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 
 
@@ -351,9 +347,90 @@ def end_launcher(token: str, spare: int = 0) -> None:
     kill_by_token(token, spare)
 
 
-def main() -> None:
-    """Run a launcher's command, which is in the arguments, beside pytest. Exit with its status, or
-    with 128 plus its signal.
+def describe(proof: Path) -> None:
+    """Print a description of this node. If it has the file ``proof``, nodes share files."""
+    rank, nodes = node_of(os.environ)
+    software = {"stepguard": stepguard.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            software[name] = metadata.version(name)
+    gpus, problem, unreadable = [], "", ""
+    try:
+        gpus = visible_gpus()
+        problem = Monitor(gpus).preflight()
+    except MachineError as error:
+        unreadable = str(error)
+    node = Node(
+        rank=rank,
+        nodes=nodes,
+        host=socket.gethostname(),
+        machine=machine_id(),
+        shares_files=proof.exists(),
+        software=software,
+        gpus=tuple(gpus),
+        problem=problem,
+        unreadable=unreadable,
+    )
+    sys.stdout.write(f"{MARK}{msgspec.json.encode(node).decode()}\n")
+
+
+def run_part(path: Path) -> int:
+    """Run this node's part of the launch that the file describes. Return its agent's status."""
+    parent = os.getppid()
+    data = path.read_bytes()
+    shared = msgspec.json.decode(data, type=SharedLaunch, dec_hook=lambda kind, text: kind(text))
+    rank, nodes = node_of(os.environ)
+    address = shared.address or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or shared.host
+    part = Part(rank, nodes, address, shared.port)
+    token = f"{shared.token}-{rank}" if rank else shared.token
+    # On pytest's node the folder lies in one that pytest removes: this process may be killed before
+    # it can remove the folder itself.
+    scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    # Variables that change what runs have pytest's values on all nodes. Otherwise the nodes' ranks
+    # would run different steps.
+    own = {name: value for name, value in os.environ.items() if not steers(name)}
+    environment = own | shared.steering | {"PYTHONPATH": shared.python_path}
+    agent = None
+    try:
+        if monitor := _monitor(shared, part):
+            environment |= {"STEPGUARD_SAMPLES": str(scratch / SAMPLES)}
+        agent = torchrun.start(shared.spec, token, scratch, part, environment)
+        with (scratch / SAMPLES).open("ab", buffering=0) as samples:
+            while agent.poll() is None and os.getppid() == parent:
+                if monitor:
+                    _sample(monitor, samples)
+                time.sleep(POLL_S)
+        return 1 if agent.returncode is None or agent.returncode < 0 else agent.returncode
+    finally:
+        if agent:
+            # The agent ends its part even if this process is killed meanwhile: launchers send
+            # SIGKILL soon after SIGTERM.
+            agent.send_signal(signal.SIGUSR1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(AGENT_LIMIT_S)
+            torchrun.end(agent, token, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _monitor(shared: SharedLaunch, part: Part) -> Monitor | None:
+    """Return the monitor of this node's GPUs; None if pytest samples them, or none can."""
+    if shared.spec.device == "cpu" or part.node == 0:
+        return None
+    try:
+        return Monitor(visible_gpus()[: shared.spec.world_size // part.nodes])
+    except MachineError:
+        return None
+
+
+def _sample(monitor: Monitor, samples: BinaryIO) -> None:
+    if sample := monitor.sample():
+        samples.write(msgspec.json.encode(sample) + b"\n")
+
+
+def run_launcher(command: list[str]) -> int:
+    """Run a launcher's command beside pytest. Return its status, or 128 plus its signal.
 
     A launcher that is killed leaves processes on other nodes. So it first gets SIGTERM, on which
     srun and mpirun kill what they started. This happens when the run closes the launch, and when
@@ -375,8 +452,21 @@ def main() -> None:
         Path(scratch, STANDBY).touch()
         if not sys.stdin.buffer.read(1):
             caller_died(signal.SIGUSR1, None)
-    status = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL)
-    sys.exit(status if status >= 0 else 128 - status)
+    status = subprocess.call(command, stdin=subprocess.DEVNULL)
+    return status if status >= 0 else 128 - status
+
+
+def main() -> None:
+    """Do what the first argument says: "describe" or "run" with a file, or run a "launcher"."""
+    action, *arguments = sys.argv[1:]
+    try:
+        if action == "launcher":
+            sys.exit(run_launcher(arguments))
+        if action == "run":
+            sys.exit(run_part(Path(arguments[0])))
+        describe(Path(arguments[0]))
+    except MachineError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Several machines, through a scheduler."""
