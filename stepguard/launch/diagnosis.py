@@ -162,10 +162,12 @@ def lost_worker(scene: Scene) -> Fault:
         dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
     if failed and not cause:
-        rank, described = failed[0]
-        if scene.spec.nodes > 1 and _lost_a_peer(described):
-            return _node_lost(scene, rank, described)
-        return _raised(scene, rank, described)
+        raised = _raised(scene, *failed[0])
+        if scene.spec.nodes == 1 or not _lost_a_peer(failed[0][1]):
+            return raised
+        # The ranks that are left only say that another one is gone.
+        message = f"processes of another node are gone and left no reason; {raised.message}"
+        return Fault(Reason.KILLED, message, raised.detail, raised.during, raised.site)
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
@@ -185,13 +187,6 @@ def _agent_died(scene: Scene) -> Fault:
     name = "the launcher" if scene.spec.launcher else "torchrun"
     message = f"{name} ended with {scene.agent.poll()} while {where}"
     return Fault(Reason.KILLED, message, scene.agent_log(), scene.during)
-
-
-def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
-    """Return the fault of a launch whose ranks only say that another rank is gone."""
-    lost = _raised(scene, rank, described)
-    message = f"processes of another node are gone and left no reason; {lost.message}"
-    return Fault(Reason.KILLED, message, lost.detail, lost.during, lost.site)
 
 
 def _lost_a_peer(described: dict[str, Any]) -> bool:

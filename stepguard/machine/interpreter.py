@@ -20,15 +20,12 @@ def interpreter(start: Path = Path()) -> str:
     """Return how a shell in ``start`` calls this interpreter: source_folders(), then ``python`` if
     that is what PATH finds, else the path. The path is relative if it lies below ``start``.
     """
-    return source_folders() + _python(start)
-
-
-def _python(start: Path) -> str:
     command, path = shutil.which("python"), Path(sys.executable)
     # The path is not resolved: an environment's python is often a link to the one on PATH.
     if command and Path(command).absolute() == path.absolute():
-        return "python"
-    return shlex.quote(str(path.relative_to(start) if path.is_relative_to(start) else path))
+        return f"{source_folders()}python"
+    shown = path.relative_to(start) if path.is_relative_to(start) else path
+    return source_folders() + shlex.quote(str(shown))
 
 
 def called(python: str, words: str) -> str:

@@ -71,8 +71,6 @@ def no_commit(root: Path) -> str:
     """Return why a tree has no commit, and the command that mends it; empty if it has one."""
     if shutil.which("git") is None:
         return "git is not on PATH: install it"
-    if git(root, "rev-parse", "--is-inside-work-tree", "HEAD") is not None:
-        return ""
     inside = run_git(root, "rev-parse", "--is-inside-work-tree")
     if inside is None or "not a git repository" in inside.stderr:
         return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
