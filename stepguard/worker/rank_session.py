@@ -50,7 +50,7 @@ from stepguard.worker.workload import BadWorkload
 
 
 class MachineSamples:
-    """Samples of another node's GPUs, which on_node.py writes and its first rank sends."""
+    """Samples of another node's GPUs, which launch/nodes.py writes and its first rank sends."""
 
     def __init__(self) -> None:
         first = os.environ.get("LOCAL_RANK", "0") == "0"
