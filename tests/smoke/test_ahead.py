@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import factories
@@ -14,8 +15,8 @@ from stepguard import Case
 from stepguard.core.comparison import Question
 from stepguard.judge.rule_book import NOTHING, Need
 from stepguard.machine.lifeline import alive
-from stepguard.measure import case_workers, driver
-from stepguard.measure.case_workers import Ahead
+from stepguard.measure import driver
+from stepguard.measure.case_workers import Ahead, CaseWorkers
 
 
 def case(name, workload="factories:linear", launches=1):
@@ -32,11 +33,16 @@ def place(bench, tmp_path):
     place.ahead.close()
 
 
+def spec_of(case, place):
+    """The specification of a case's first launch."""
+    return CaseWorkers(case, place, print, None, ExitStack()).spec("launch 1")
+
+
 def waiting(place, case, *others):
     """The specification of a case's first launch, and its group, which waits and has imported. So
     do those of other benches.
     """
-    specs = [case_workers.launch_spec(case, each, "launch 1") for each in (place, *others)]
+    specs = [spec_of(case, each) for each in (place, *others)]
     place.ahead.begin(specs, os.environ)
     while not place.ahead.ready():
         time.sleep(0.05)
@@ -68,7 +74,7 @@ def test_the_next_case_takes_what_was_started_for_it(place, monkeypatch):
 def test_another_case_takes_nothing(place):
     """Of a test that was skipped, or ran in another order: what is held waits for its case."""
     _, held = waiting(place, case("second"))
-    third = case_workers.launch_spec(case("third"), place, "launch 1")
+    third = spec_of(case("third"), place)
     assert place.ahead.take(third, os.environ) is None
     assert place.ahead._groups == [held] and held.imported()
 
