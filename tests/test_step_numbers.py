@@ -1,8 +1,10 @@
-"""The numbers of several ranks as one."""
+"""The numbers of several ranks as one, and of a recording."""
 
 import pytest
+from builders import evidence, replace
 
 from stepguard.core.step_numbers import LOSS, StepNumbers, over_ranks
+from stepguard.judge.summarise_evidence import stored
 
 
 def of(loss, norms, **changes):
@@ -32,3 +34,11 @@ def test_a_rank_that_lacks_a_parameter_or_a_loss_hides_none():
     found = over_ranks([first, last]).of_steps
     of_each = {name: [[pytest.approx(norm / 2**0.5)]] for name, norm in (("a", 3.0), ("b", 4.0))}
     assert found == {LOSS: [[2.0]]} | {f"gradient of {k}": v for k, v in of_each.items()}
+
+
+def test_a_recording_keeps_seven_digits():
+    """And a step whose loss was not finite."""
+    made = evidence()
+    counted = replace(made.counts, numbers=of(None, [0.123456789, 3.0]))
+    kept = stored(replace(made, counts=counted)).numbers
+    assert kept == of(None, [0.1234568, 3.0])
