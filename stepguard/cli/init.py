@@ -394,8 +394,8 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
     front = f"{name} is there without this case, and left as it is. To guard the case, "
     if "@cases(" in there:
         raise ValueError(
-            f"{front}put it in as {line}, and init again. To record the cases that the file has: "
-            f"{python} -m pytest {name} --perf-update-new"
+            f"{front}put it in as {line}, and init again; with --name NAME, if the file has a case "
+            f"of that name. To record its cases: {python} -m pytest {name} --perf-update-new"
         )
     # The file has the name that init would use, but another test without @cases.
     say(

@@ -141,8 +141,8 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
     asked = options.device or "device" in parse_params(options.params)
     if asked and case.device != device:
         raise UsageError(
-            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
-            f"name its workload instead, with all parameters: {case.workload}"
+            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; name "
+            f"its workload instead, with all parameters: {'-- ' * case.is_script}{case.workload}"
         )
     return case
 

@@ -232,7 +232,7 @@ def detail(verdict: Verdict) -> str:
     """Return the user's frames of a traceback, last output, or where a count is unstable."""
     if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
         return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
-    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says all
+    if verdict.reason in (Reason.BAD_WORKLOAD, Reason.BASE_LACKS):  # the message says all
         return users_frames(verdict.detail)
     if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
         return users_frames(verdict.detail) or verdict.detail

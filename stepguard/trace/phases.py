@@ -14,6 +14,7 @@ import numpy as np
 
 from stepguard.trace.columns import NONE, Differentiated, Floats, Host, Ints, Trace
 from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.step_windows import marked
 
 # Ranges of libraries, which are no phases:
 # * around an exchange, whose kernels have a class of their own;
@@ -65,15 +66,14 @@ def _nested(flat: list[Pass]) -> list[Pass]:
 
 def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
     """Return phases that only operators show, such as autograd's."""
-    begins = trace.operators.start_us
     phase = [classes.phase(name) or "" for name in trace.names]
     rows = trace.operators.where(np.array([bool(text) for text in phase])[trace.operators.name])
-    by_phase: dict[str, list[Pass]] = {}
-    for name, start, end in zip(
-        rows.name.tolist(), rows.start_us.tolist(), rows.end_us.tolist(), strict=True
-    ):
-        mine = by_phase.setdefault(phase[name], [])
-        if mine and _is_one(mine[-1].end_us, start, begins):
+    marks = trace.annotations.start_us[marked(trace, classes.steps)]
+    columns = rows.name, rows.start_us, rows.end_us, np.searchsorted(marks, rows.start_us)
+    by_phase: dict[tuple[str, int], list[Pass]] = {}  # and step: no pass goes on in the next one
+    for name, start, end, step in zip(*(column.tolist() for column in columns), strict=True):
+        mine = by_phase.setdefault((phase[name], step), [])
+        if mine and _is_one(mine[-1].end_us, start, trace.operators.start_us):
             mine[-1] = Pass(phase[name], mine[-1].start_us, max(mine[-1].end_us, end))
         else:
             mine.append(Pass(phase[name], start, end))

@@ -275,7 +275,7 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     assert project.init() == 1
     told = capsys.readouterr().err
     line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1),'
-    assert f"put it in as {line} and init again. To record the cases that the file has: " in told
+    assert f"put it in as {line} and init again; with --name NAME, if the file has" in told
     assert "pytest perf_tests/test_train_step.py --perf-update-new" in told
     assert "remove" not in told
     assert project.test.read_text() == before and len(project.measured) == 1

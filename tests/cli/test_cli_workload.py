@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepguard.cli import workload_arguments
 from stepguard.cli.common import UsageError
 from stepguard.cli.workload_arguments import chosen_case
+from stepguard.core.case import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "train_step[nano-cpu]"  # which baselines/ has
@@ -32,11 +34,17 @@ def test_an_experiment_has_not_the_id_of_the_recorded_case(params, gpus):
     assert chosen(*params, gpus=gpus).id == "train_step[run]"
 
 
-@pytest.mark.parametrize(
-    ("params", "device"), [(("batch=2",), "cuda"), (("device=cuda", "batch=2"), None)]
-)
-def test_another_device_than_the_recorded_one_is_refused(params, device):
+@pytest.mark.parametrize(("params", "device", "workload", "typed"), [
+    (("batch=2",), "cuda", "m:f", "m:f"),
+    (("device=cuda", "batch=2"), None, "m:f", "m:f"),
+    ((), "cuda", "train.py", "-- train.py"),
+])  # fmt: skip
+def test_another_device_than_the_recorded_one_is_refused(
+    params, device, workload, typed, monkeypatch
+):
     """It was measured on a CPU without a word, or asked for a GPU where a CPU was meant."""
-    named = "recorded for cpu, not cuda; name its workload .*: model.workloads:train_step$"
+    case = Case("x", workload, device="cpu")
+    monkeypatch.setattr(workload_arguments, "_recorded", lambda *_: {"cpu": case})
+    named = f"recorded for cpu, not cuda; name its workload .*: {typed}$"
     with pytest.raises(UsageError, match=named):
         chosen(*params, device=device, gpus=2)

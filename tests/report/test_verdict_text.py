@@ -212,6 +212,7 @@ def test_the_users_frames(text, shown):
     (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
     (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
     (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+    (Reason.BASE_LACKS, HEAD + ENGINE + "E: x", ""),
     (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
 ])  # fmt: skip
 def test_what_is_shown_of_a_traceback(reason, detail, lines):

@@ -38,6 +38,13 @@ def micro_step(trace):
     trace.operator(NODE, 1700, 1800, AUTOGRAD)
 
 
+def short_step(trace):
+    """Add a step whose backward pass begins soon after that of the step before it."""
+    trace.annotation("ProfilerStep#2", 450, 900)
+    trace.operator("aten::mm", 500, 600, differentiated=True)
+    trace.operator(NODE, 700, 800, AUTOGRAD)
+
+
 FORWARD, BACKWARD = ("forward", 90, 190), ("backward", 290, 390)
 
 
@@ -45,6 +52,7 @@ FORWARD, BACKWARD = ("forward", 90, 190), ("backward", 290, 390)
     # From the outermost operator around the first that has a gradient to the last one.
     (lambda trace: None, [FORWARD, BACKWARD]),
     (micro_step, [FORWARD, BACKWARD, ("forward", 1490, 1590), ("backward", 1690, 1790)]),
+    (short_step, [FORWARD, BACKWARD, ("forward", 490, 590), ("backward", 690, 790)]),
     # A checkpointed block runs its forward pass once more.
     (lambda trace: trace.operator("aten::mm", 320, 340, AUTOGRAD, differentiated=True),
      [FORWARD, BACKWARD]),
