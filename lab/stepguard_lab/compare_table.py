@@ -146,9 +146,12 @@ def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:
         spread = max(max(times) / min(times) - 1 for times in (ours, theirs))
         word = "longer" if ratio > 0 else "shorter"
         inside = "inside" if abs(ratio) <= spread else "outside"
+        scatter = f"{inside} the {100 * spread:.1f} % by which launches of one side differ"
+        if len(ours) == len(theirs) == 1:
+            scatter = "of one launch each: how much launches differ is not known"
         yield (
             f"{case}: a step is {abs(100 * ratio):.1f} % {word} on {other.label} than on "
-            f"{first.label}, {inside} the {100 * spread:.1f} % by which launches of one side differ"
+            f"{first.label}, {scatter}"
         )
     counters = [
         name

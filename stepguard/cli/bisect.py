@@ -258,8 +258,9 @@ def _bisect(options: argparse.Namespace) -> int:
         try:
             return _report(search, options.json)
         except KeyboardInterrupt:
-            known = counted(len(search.answers), "answer")
-            say(f"{known} kept: the same command goes on from there")
+            if search.folder.is_dir():
+                known = counted(len(search.answers), "answer")
+                say(f"the proof and {known} are kept: the same command goes on from there")
             raise
 
 

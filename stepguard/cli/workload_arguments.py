@@ -140,9 +140,10 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
     if asked and case.device != device:
+        workload = f"-- {case.workload}" if case.is_script else case.workload
         raise UsageError(
-            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; name "
-            f"its workload instead, with all parameters: {'-- ' * case.is_script}{case.workload}"
+            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
+            f"name its workload instead, with all parameters: {workload}"
         )
     return case
 

@@ -171,7 +171,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.status is Status.NOT_COMPARABLE:
         return [
             "choose a revision or an interpreter that can, or leave out --perf-against: then the "
-            "baseline judges"
+            "baseline judges, if it has the case; a new one is recorded on main, after the merge"
         ]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 

@@ -55,6 +55,14 @@ def test_two_sides_and_what_differs(shell):
     assert f"{CASE}: not the same step or software: peak_allocated_bytes differ" in words(done.out)
 
 
+def test_of_one_launch_a_side_the_scatter_is_not_known(shell):
+    """So no ratio is said to be outside of it."""
+    sides = [shell.made("nano", launches=shell.made("nano").launches[:1]) for _ in range(2)]
+    paths = [shell.keep(side)[0].rename(shell.path / f"{n}.json") for n, side in enumerate(sides)]
+    done = shell("compare", *(path.name for path in paths))
+    assert "of one launch each: how much launches differ is not known" in words(done.out)
+
+
 def test_a_ratio_inside_the_scatter_says_so(shell):
     """Half a percent is less than launches differ by."""
     done = shell("compare", kept(shell, "a"), kept(shell, "b", 0.995))
