@@ -55,6 +55,7 @@ EXCHANGE = (
     "NCCL_SHM_",
 )
 SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # for NCCL and gloo
+ALL_STEERING = (*STEERING, *SEVERAL_RANKS, *EXCHANGE)
 
 # Libraries that run a loop, or a part of a step, for their user.
 LIBRARIES = (
@@ -82,7 +83,7 @@ LIBRARIES = (
 
 def steers(variable: str) -> bool:
     """Tell whether an environment variable may change what runs, with any number of ranks."""
-    return variable.startswith((*STEERING, *SEVERAL_RANKS, *EXCHANGE))
+    return variable.startswith(ALL_STEERING)
 
 
 @dataclass(frozen=True)

@@ -56,17 +56,23 @@ VIEWS_PCT = 2.0  # of the operator calls; more views than that cost the host tim
 # and at least this share of its lines more. Refactorings add fewer.
 LEAST_LINES = 100
 LEAST_LINES_SHARE = 0.1
+# Of a site: the caller that calls its function more often, "Block.forward (gpt.py:152)", and
+# whether its line is new.
+NewCaller = Callable[[Site], tuple[str, bool]]
 
 
 def where_moved(
     metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
 ) -> tuple[Site, ...]:
     """Return the places that explain why a count moved by ``rise``."""
+    new_caller = _new_callers(now, past)
     if metric == OPERATORS:
-        return with_new_callers(_moved_operators(moved, now, past), now, past)
-    if metric == COLLECTIVES:
-        return with_new_callers(_moved_collectives(now, past, rise < 0), now, past)
-    return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
+        sites = _moved_operators(moved, now, past, new_caller)
+    elif metric == COLLECTIVES:
+        sites = _moved_collectives(now, past, rise < 0, new_caller)
+    else:
+        sites = _moved_sites(metric, now, past, rise < 0)
+    return _with_callers(sites, past, new_caller)
 
 
 def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
@@ -128,7 +134,7 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, in
 
 
 def _moved_operators(
-    moved: Sequence[PartMove], now: Recording, past: Recording
+    moved: Sequence[PartMove], now: Recording, past: Recording, new_caller: NewCaller
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more often, or less, with a negative count.
     Touched lines and products come first, those with a phase last, and lines that call fewer views
@@ -150,7 +156,6 @@ def _moved_operators(
             via = libraries.get(site.key[:4]) or site.via
             moved_lines.append(replace(site, phase=phase, via=via, **signed))
     number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
-    new_caller = _new_callers(now, past)
     rose = sum(part.new - part.old for part in moved) > 0
 
     def order(site: Site) -> tuple[bool, bool, bool, int, int]:
@@ -181,13 +186,15 @@ def _more_here(
             yield from ((site, site.count) for site in inside)
 
 
-def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
+def _moved_collectives(
+    now: Recording, past: Recording, fell: bool, new_caller: NewCaller
+) -> tuple[Site, ...]:
     """Return the lines that call more collectives; with ``fell`` those that called more."""
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
         replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
-        for site in _moved_operators(these, now, past)
+        for site in _moved_operators(these, now, past, new_caller)
     )
 
 
@@ -260,11 +267,13 @@ def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]
     return lambda site: _line(site) in one_side
 
 
-def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> tuple[Site, ...]:
+def _with_callers(
+    sites: Sequence[Site], past: Recording, new_caller: NewCaller
+) -> tuple[Site, ...]:
     """Return the sites. Each line that both sides have, and that does more now, gets a caller: the
     one that is new, or that calls the line's function more often.
     """
-    before, new_caller = {_line(site) for site in past.operator_sites()}, _new_callers(now, past)
+    before = {_line(site) for site in past.operator_sites()}
     return tuple(
         replace(site, caller=caller)
         if _line(site) in before and site.count > 0 and (caller := new_caller(site)[0])
@@ -281,11 +290,10 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     }
 
 
-def _new_callers(now: Recording, past: Recording) -> Callable[[Site], tuple[str, bool]]:
-    """Return a function of a site. It returns the caller that calls the site's function more often,
-    "Block.forward (gpt.py:152)", and whether its line is new. A new line that calls the function
-    through others goes before an old one that calls it itself, and of old ones the outermost goes
-    first. Empty if there is none, or if the former callers are unknown.
+def _new_callers(now: Recording, past: Recording) -> NewCaller:
+    """Return what names callers. A new line that calls a function through others goes before an old
+    one that calls it itself, and of old ones the outermost goes first. Empty if there is none, or
+    if the former callers are unknown.
     """
     callers = without_lines(past.callers or {})
     after, before = (summed((_line(s), s.count) for s in x.operator_sites()) for x in (now, past))

@@ -85,7 +85,7 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
     others = [m for m in moved if m is not worst and m.status is not Status.SAME]
     numbers = [m for m in others if m.metric == NUMBERS]  # other work may compute the same
     if verdict.whole or worst is None:
-        # For other work the operators that moved come first, with the place of their calls.
+        # Other work is named by the operators that moved, with the place of their calls.
         calls = [m for m in moved if m.metric == OPERATORS and m.moved] + numbers
         message = (verdict.message or verdict.reason.phrase).split("\n")[0]
         failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None

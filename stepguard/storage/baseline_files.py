@@ -17,6 +17,7 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.recording import SCHEMA, BaselineFile, Count, Entry, Recording, Text
+from stepguard.core.strict_json import DocumentPart
 from stepguard.core.text import meant
 from stepguard.judge.compare_profiles import restored
 from stepguard.judge.waiver_rules import MAX_PCT, problem_of
@@ -151,9 +152,7 @@ def save(path: Path, content: BaselineFile) -> None:
     save_json(path, content, SCHEMA, remedy, _problems)
 
 
-class WaiverRow(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class WaiverRow(DocumentPart, frozen=True, kw_only=True, omit_defaults=True):
     """A waiver as the file has it. permission.py explains the fields."""
 
     case: Text
@@ -165,7 +164,7 @@ class WaiverRow(
     who: Text
 
 
-class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WaiverFile(DocumentPart, frozen=True, kw_only=True):
     """The whole file of waivers."""
 
     schema: int

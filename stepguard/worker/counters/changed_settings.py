@@ -16,7 +16,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from stepguard.core.fingerprint import EXCHANGE, SEVERAL_RANKS, STEERING
+from stepguard.core.fingerprint import ALL_STEERING
 from stepguard.core.metrics import SETTINGS, setting
 from stepguard.worker.counters.collector import live_objects
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
@@ -26,7 +26,7 @@ from stepguard.worker.rank_fingerprint import variables
 _HELPERS = ("torch.", "tqdm.")
 _HELPER_PROCESS = "torch/_inductor/compile_worker"
 _LIBRARIES = ("CUDA", "CUBLAS", "CUDNN", "NVIDIA", "PYTORCH", "OMP_", "MKL_", "PYTHON")
-_ENVIRONMENT = (*STEERING, *SEVERAL_RANKS, *EXCHANGE, *_LIBRARIES)
+_ENVIRONMENT = (*ALL_STEERING, *_LIBRARIES)
 
 _FLAGS = (
     "backends.cuda.matmul.allow_tf32",
